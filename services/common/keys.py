@@ -75,9 +75,9 @@ class RedisKeys:
         """Hash: what requests used in the bucket of time that begins at `start`: account and counter -> sum."""
         return f"rz:{self.namespace}:usage:{width}:{start}"
 
-    def usage_writer(self, gateway: str) -> str:
-        """Number of the last batch of counts that a gateway has written."""
-        return f"rz:{self.namespace}:usage-writer:{gateway}"
+    def usage_writer(self, writer: str) -> str:
+        """Number of the last batch of counts that a gateway has written, or of the only one of a fine-tuning job."""
+        return f"rz:{self.namespace}:usage-writer:{writer}"
 
     def response(self, digest: str) -> str:
         """A cached response of a deterministic request."""

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from services.gateway.asgi import ASGIApp, ASGIMessage, Headers, Scope
 
 _NONE: Mapping[str, object] = {}
+_DONE = b"data: [DONE]"
 
 
 async def post(
@@ -41,7 +42,7 @@ class EventReader:
         self._held = b""
 
     def read(self, data: bytes) -> list[bytes]:
-        """The data of the events that are complete; comments are dropped."""
+        """The data of the events that are complete; comments and the mark of the end are dropped."""
         *blocks, self._held = (self._held + data).split(b"\n\n")
         lines = (line for block in blocks for line in block.split(b"\n"))
-        return [line.removeprefix(b"data: ") for line in lines if line.startswith(b"data: ")]
+        return [line.removeprefix(b"data: ") for line in lines if line.startswith(b"data: ") and line != _DONE]

@@ -207,7 +207,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
                 *([peers.run()] if settings.tenancy and not settings.gateway_replicas else []),
                 *([batches.run(services.batch_routes(), gate, gateway_id, drain)] if batches else []),
                 *([background.run()] if background else []),
-                *([fine_tuning.run(services.batch_routes(), gateway_id)] if fine_tuning else []),
+                *([fine_tuning.run(services.batch_routes(), services.meter, gateway_id)] if fine_tuning else []),
             ),
             aclosing(grammars),
             aclosing(services.buffers),

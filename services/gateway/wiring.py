@@ -19,6 +19,7 @@ from services.gateway.billing.ledger import UsageLedger
 from services.gateway.billing.meter import Meter
 from services.gateway.billing.report import UsageReader
 from services.gateway.drain import Drain
+from services.gateway.files.reader import FileReader
 from services.gateway.fine_tuning.module import FineTuning
 from services.gateway.generation.cache import ResponseCache
 from services.gateway.generation.chat import ChatPreparer
@@ -117,12 +118,16 @@ class SharedServices:
         return OriginPolicy(settings.allowed_origins, host=settings.host, keyless=not settings.tenancy)
 
     @property
+    def meter(self) -> Meter:
+        """Counts what is used, with its costs."""
+        return Meter(self.ledger, self.settings.read_prices())
+
+    @property
     def _entrance(self) -> Entrance:
         settings = self.settings
-        meter = Meter(self.ledger, settings.read_prices())
         patience = PatienceLimits(settings.patience_s, settings.stream_patience_s, settings.max_patience_s)
         refuses = settings.unknown_fields == "refuse"
-        return Entrance(self.gate, self.models, meter, refuses, settings.request_timeout_s, patience)
+        return Entrance(self.gate, self.models, self.meter, refuses, settings.request_timeout_s, patience)
 
     def _limits(self) -> BodyLimits:
         return BodyLimits(self.settings.max_body_bytes, self.settings.body_timeout_s)
@@ -313,7 +318,7 @@ def new_services(
     catalog, embedder, external = pipeline.catalog, Embedder(pipeline), ExternalClient()
     fetcher = ImageFetcher(FetchPolicy(settings.image_hosts, settings.image_timeout_s))
     limits = ImageLimits(settings.image_max_count, settings.image_max_bytes, settings.image_max_pixels)
-    chat = ChatPreparer(pipeline, grammars, settings, ImageReader(limits, fetcher))
+    chat = ChatPreparer(pipeline, grammars, settings, ImageReader(limits, fetcher), FileReader())
     completions = CompletionPreparer(pipeline, grammars)
     return SharedServices(
         settings,

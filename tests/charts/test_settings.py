@@ -339,7 +339,7 @@ def test_gateways_read_routes_and_the_schema_refuses_wrong_fields() -> None:
 
 
 def test_gateways_read_the_prices_of_the_chart_and_the_schema_refuses_wrong_fields() -> None:
-    price = {"input": 0.5, "cached_input": 0.1, "output": 1.5, "batch_factor": 0.5}
+    price = {"input": 0.5, "cached_input": 0.1, "output": 1.5, "training": 2.0, "batch_factor": 0.5}
     (gateway,) = render(inline=json.dumps({"gateway": {"prices": {"a": price, "*": {}}}})).pods_of("gateway")
     read = read_prices(environment(gateway.containers[0])["RYZANSTEIN_PRICES"])
     assert read == {"a": Price(**price), "*": Price()}

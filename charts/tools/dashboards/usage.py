@@ -10,6 +10,8 @@ _PROMPT, _CACHED = ',kind="prompt"', ',kind="cached"'
 _DAY = "24h"
 _CURRENCY = "In the currency of the prices; nothing where no model has a price."
 _MINUTE = "Ten largest, tokens a second. `ryzanstein usage` has exact sums, by key as well."
+_GENERATED = 'kind="completion"'
+_JOULES = f"sum (rate(ryzanstein_worker_energy_joules_total{{@}}[{INTERVAL}]))"
 _POWER = f"sum by (instance, device) (rate(ryzanstein_worker_energy_joules_total{{@}}[{INTERVAL}]))"
 
 
@@ -94,11 +96,21 @@ DASHBOARD = Dashboard(
                     "Energy of a generated token",
                     "short",
                     (
-                        f"sum (rate(ryzanstein_worker_energy_joules_total{{@}}[{INTERVAL}])) / "
-                        + rate("ryzanstein_worker_generated_tokens_total"),
+                        f"{_JOULES} / " + rate("ryzanstein_worker_generated_tokens_total"),
                         "joules",
                     ),
                     about="Workers of one machine each count all of it: with several on a machine, divide by their number.",
+                ),
+                graph(
+                    "Power by tenant",
+                    "watt",
+                    (
+                        f"topk(10, scalar({_JOULES}) * {rate(_TOKENS, 'tenant', _GENERATED)} / "
+                        f"scalar({rate(_TOKENS, where=_GENERATED)}))",
+                        "{{tenant}}",
+                    ),
+                    about="Ten largest, of all models: what the machines use, divided by generated tokens, since one "
+                    "step computes several tenants' requests.",
                 ),
             ),
         ),

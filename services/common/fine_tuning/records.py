@@ -38,6 +38,7 @@ class Order(Record):
     metadata: dict[str, str] | None
     credential: str  # finds the tenant that created the job; not its key
     created_at: int
+    key_id: str = ""  # the name of that key in reports
 
     @property
     def served_name(self) -> str:

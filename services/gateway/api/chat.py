@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.gateway.api.files import GivenFile
 from services.gateway.api.images import GivenImage
 from services.gateway.api.options import FunctionDefinition, PredictedContent, TextOptions
 
@@ -24,6 +25,7 @@ class FieldNames:
 
 
 CHAT_COMPLETIONS = FieldNames()
+Part = str | GivenImage | GivenFile  # one of those that make a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Turn:
     """A message of a conversation."""
 
     role: str
-    parts: list[str | GivenImage]
+    parts: list[Part]
     name: str | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None

@@ -17,6 +17,7 @@ _MEDIA = {  # in all APIs
     "video": "video", "video_url": "video", "input_video": "video",
     "document": "document", "file": "file", "input_file": "file", "container_upload": "file",
 }  # fmt: skip
+_FILES = ("document", "file")
 # The kinds whose text is read, and the fields that hold it.
 _TEXTUAL = frozenset(
     {
@@ -44,6 +45,8 @@ def media_reason(kind: str) -> str:
             return ""
         case "audio" | "video" as medium:
             return f"models here read texts and images, and no {medium}"
+        case medium if medium in _FILES:
+            return "files are read where the request brings them, in base64 or as a data URL"
         case _:
             return "models here read text only, and the vision of multimodal ones is not loaded"
 
@@ -141,4 +144,8 @@ def _is_file(value: dict[str, Any]) -> bool:
 
 
 def _note(kind: str) -> str:
-    return f"[The {_MEDIA[kind]} that stood here was left out: this model reads text only.]" if kind in _MEDIA else ""
+    medium = _MEDIA.get(kind)
+    if medium is None:
+        return ""
+    reason = "it cannot be read" if medium in _FILES else "this model reads text only"
+    return f"[The {medium} that stood here was left out: {reason}.]"

@@ -9,12 +9,12 @@ from typing import Literal
 from services.gateway.billing.prices import Cost
 from services.gateway.usage import PredictionUsage, Usage
 
-Kind = Literal["completions", "embeddings"]
+Kind = Literal["completions", "embeddings", "fine_tuning"]
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The requests that are counted together."""
+    """The requests, or the fine-tuning jobs, that are counted together."""
 
     kind: Kind
     tenant: str  # empty only when tenancy is off
@@ -36,6 +36,8 @@ class Counts:
     input_cost: int = 0  # cost of input tokens that were not cached
     cached_cost: int = 0
     output_cost: int = 0
+    trained_tokens: int = 0
+    training_cost: int = 0
 
     @classmethod
     def of(cls, usage: Usage, cost: Cost) -> Counts:
@@ -68,7 +70,7 @@ class Counts:
     @property
     def cost(self) -> int:
         """The whole cost."""
-        return self.input_cost + self.cached_cost + self.output_cost
+        return self.input_cost + self.cached_cost + self.output_cost + self.training_cost
 
 
 COUNTERS = tuple(counter.name for counter in fields(Counts))

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -86,8 +86,7 @@ class UsageLedger:
 
     def add(self, account: Account, counts: Counts) -> asyncio.Event:
         """Count a request; returns what is set when Redis has the count, or is away."""
-        if counts.cost:
-            self._metrics.cost.labels(account.model, account.tenant).inc(counts.cost / NANOS)
+        self._show(account, counts)
         entries, row = self._next, (start_of(self._now(), "1m"), account)
         before = entries.rows.get(row)
         if before is None and len(entries.rows) >= _MAX_ROWS:
@@ -96,6 +95,16 @@ class UsageLedger:
             entries.rows[row] = counts if before is None else before + counts
             self._news.set()
         return entries.tried
+
+    async def add_once(self, name: str, account: Account, counts: Counts) -> None:
+        """Count what has a name, unless any gateway has counted it in the last week; raises :class:`RedisAwayError`."""
+        rows = {(start_of(self._now(), "1m"), account): counts}
+        if await self._guard.run(lambda: self._store(self._keys.usage_writer(name), 1, rows)):
+            self._show(account, counts)
+
+    def _show(self, account: Account, counts: Counts) -> None:
+        if counts.cost:
+            self._metrics.cost.labels(account.model, account.tenant).inc(counts.cost / NANOS)
 
     @property
     def waiting_tokens(self) -> int:
@@ -122,7 +131,7 @@ class UsageLedger:
         """Try to write the counts that wait the longest; returns whether Redis took them."""
         entries = self._take()
         try:
-            await self._guard.run(self._execute)
+            await self._guard.run(lambda: self._store(self._writer, self._number, self._sending))
         except RedisAwayError:
             entries.tried.set()
             self._next.tried.set()  # no answer waits while Redis is away
@@ -142,16 +151,17 @@ class UsageLedger:
             self._sending = dict(islice(entries.rows.items(), _ROWS_PER_WRITE))
         return entries
 
-    async def _execute(self) -> None:
-        writes = self._writes()
+    async def _store(self, writer: str, number: int, rows: Mapping[Row, Counts]) -> bool:
+        """Send a numbered write; returns whether it was new."""
+        writes = self._writes(rows)
         body = msgspec.json.encode(list(writes.values()))
-        await self._script(keys=[self._writer, *writes], args=[self._number, body, _WRITER_KEPT_S])
+        return bool(await self._script(keys=[writer, *writes], args=[number, body, _WRITER_KEPT_S]))
 
-    def _writes(self) -> dict[str, dict[str, object]]:
+    def _writes(self, rows: Mapping[Row, Counts]) -> dict[str, dict[str, object]]:
         """The sums that the script adds, by key of Redis."""
         hashes: dict[str, tuple[int, Counter[str]]] = {}
         months: Counter[str] = Counter()
-        for (minute, account), counts in self._sending.items():
+        for (minute, account), counts in rows.items():
             named = {field_of(account, counter): amount for counter, amount in counts.items()}
             for key, left_s in self._buckets(minute):
                 hashes.setdefault(key, (left_s, Counter()))[1].update(named)

@@ -36,6 +36,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     input: Amount = 0.0
     cached_input: Amount | None = None  # None: as `input`
     output: Amount = 0.0
+    training: Amount = 0.0  # tokens that fine-tuning trains
     batch_factor: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0  # part of the price that tokens of batches cost
 
 
@@ -50,9 +51,14 @@ class Prices:
         """Whether a model has a price."""
         return model in self.by_model or ANY_MODEL in self.by_model
 
+    def training_cost(self, model: str, tokens: int) -> int:
+        """The cost of training a model with so many tokens, in billionths of the currency."""
+        price = self._of(model)
+        return _nanos(tokens, price.training) if price else 0
+
     def cost(self, model: str, usage: Usage, *, batch: bool = False) -> Cost:
         """A request's cost; `batch`: it is one of a batch."""
-        price = self.by_model.get(model) or self.by_model.get(ANY_MODEL)
+        price = self._of(model)
         if price is None:
             return Cost()
         cached_price = price.input if price.cached_input is None else price.cached_input
@@ -62,6 +68,9 @@ class Prices:
             _nanos(usage.cached_tokens, factor * cached_price),
             _nanos(usage.completion_tokens, factor * price.output),
         )
+
+    def _of(self, model: str) -> Price | None:
+        return self.by_model.get(model) or self.by_model.get(ANY_MODEL)
 
 
 def read_prices(text: str) -> dict[str, Price]:

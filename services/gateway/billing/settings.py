@@ -39,8 +39,9 @@ class BillingSettings(ServiceSettings):
     prices: Annotated[str, AfterValidator(_check_prices)] = Field(
         default="{}",
         description='Prices per million tokens by model, `*` for all others, as JSON: `{"MODEL": {"input": 0.5, '
-        '"cached_input": 0.1, "output": 1.5, "batch_factor": 0.5}}`; without `cached_input` cached tokens cost what '
-        "others do, `batch_factor` is the part of these prices that tokens of batches cost (1 by default)",
+        '"cached_input": 0.1, "output": 1.5, "training": 2.0, "batch_factor": 0.5}}`; without `cached_input` cached '
+        "tokens cost what others do, `training` is that of tokens that fine-tuning trains, `batch_factor` the part of "
+        "these prices that tokens of batches cost (1 by default)",
     )
     currency: str = Field(
         default="usd", min_length=3, max_length=3, description="Currency of the prices, three letters of ISO 4217"

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from services.common.fine_tuning.store import TuningStore
 from services.gateway.asgi import ASGIApp
 from services.gateway.batches.files import FileStore
+from services.gateway.billing.meter import Meter
 from services.gateway.fine_tuning.publishing import Publisher
 from services.gateway.fine_tuning.routes import DOCUMENTED, PATH, FineTuningHandler, add_fine_tuning
 from services.gateway.fine_tuning.runner import FineTuningRunner
@@ -41,7 +42,7 @@ class FineTuning:
         """Add all other routes."""
         add_fine_tuning(app, self._store)
 
-    async def run(self, routes: ASGIApp, gateway_id: str) -> None:
-        """Check and publish jobs until cancelled; requests of validations go to `routes`."""
+    async def run(self, routes: ASGIApp, meter: Meter, gateway_id: str) -> None:
+        """Check and publish jobs until cancelled; requests of validations go to `routes`, trained tokens to `meter`."""
         publisher = Publisher(self._store, self._files, self._admin, routes)
-        await FineTuningRunner(self._store, self._files, publisher, gateway_id, self._woken).run()
+        await FineTuningRunner(self._store, self._files, publisher, meter, gateway_id, self._woken).run()

@@ -114,6 +114,7 @@ class FineTuningHandler:
             metadata=body.metadata,
             credential=credential,
             created_at=int(time.time()),
+            key_id=tenant.key_id,
         )
 
     async def _check_file(self, tenant: str, field: str, file_id: str) -> None:

@@ -14,6 +14,7 @@ from services.common.redis_client import Argument
 from services.common.tasks import wait_for_event
 from services.gateway.batches.files import FileGoneError, FileStore
 from services.gateway.batches.lines import numbered_lines
+from services.gateway.billing.meter import Meter
 from services.gateway.errors import ApiError
 from services.gateway.fine_tuning.lines import LEAST_EXAMPLES, FileInspector
 from services.gateway.fine_tuning.publishing import Publisher, ValidationRefusedError
@@ -31,10 +32,16 @@ class FineTuningRunner:
     """Takes jobs from the queue, one at a time."""
 
     def __init__(
-        self, store: TuningStore, files: FileStore, publisher: Publisher, gateway_id: str, woken: asyncio.Event
+        self,
+        store: TuningStore,
+        files: FileStore,
+        publisher: Publisher,
+        meter: Meter,
+        gateway_id: str,
+        woken: asyncio.Event,
     ) -> None:
         """`woken` is set when a job was created."""
-        self._store, self._files, self._publisher = store, files, publisher
+        self._store, self._files, self._publisher, self._meter = store, files, publisher, meter
         self._gateway_id, self._woken = gateway_id, woken
 
     async def run(self) -> None:
@@ -101,6 +108,7 @@ class FineTuningRunner:
         except ApiError as error:
             await self._fail_or_wait(claim, error)
             return
+        await self._meter.count_training(job.order, job.numbers.get("trained_tokens", 0))
         created = [new_event(f"New fine-tuned model created: {job.order.served_name}", data=losses)]
         fields: dict[str, Argument] = {name: repr(value) for name, value in losses.items()}
         fields |= {"model": job.order.served_name, "result_file": result_file}

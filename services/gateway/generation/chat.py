@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 from ryzanstein.v1 import worker_pb2
 
-from services.gateway.api.chat import Call, ChatRequest, Turn
+from services.gateway.api.chat import Call, ChatRequest, Part, Turn
 from services.gateway.api.ignored import Ignored
-from services.gateway.api.images import GivenImage
 from services.gateway.errors import invalid
+from services.gateway.files.reader import FileReader
 from services.gateway.generation.group import SequenceGroup
 from services.gateway.generation.message_format import message_format_of
 from services.gateway.generation.pipeline import Pipeline, check_prompt, fit_max_tokens
@@ -64,8 +64,11 @@ def template_turn(turn: Turn) -> dict[str, Any]:
     return message
 
 
-def _template_part(part: str | GivenImage) -> dict[str, str]:
-    """A part as templates expect it; the text of an image is what stands for it where a template takes texts only."""
+def _template_part(part: Part) -> dict[str, str]:
+    """A part as templates expect it; the text of an image is what stands for it where a template takes texts only.
+
+    Files have become texts.
+    """
     return {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "text": ""}
 
 
@@ -92,10 +95,16 @@ class ChatPreparer:
     """Makes the sequences of chats."""
 
     def __init__(
-        self, pipeline: Pipeline, grammars: GrammarCompiler, settings: GatewaySettings, images: ImageReader
+        self,
+        pipeline: Pipeline,
+        grammars: GrammarCompiler,
+        settings: GatewaySettings,
+        images: ImageReader,
+        files: FileReader,
     ) -> None:
         self._pipeline = pipeline
         self._images = images
+        self._files = files
         self._grammars = grammars
         self._settings = settings
 
@@ -108,8 +117,12 @@ class ChatPreparer:
     async def encode(
         self, request: ChatRequest, model: ServedModel, ignored: Ignored, *, add_special_tokens: bool = False
     ) -> ChatPrompt:
-        """The prompt of a chat; raises :class:`ApiError` (400). `ignored` gets the images that the model cannot see."""
+        """The prompt of a chat; raises :class:`ApiError` (400).
+
+        `ignored` gets the images that the model cannot see, and the files of a history that cannot be read.
+        """
         settings, layout = self._settings, layout_of(model)
+        request = replace(request, turns=await self._files.read(request.turns, ignored))
         seen: list[SeenImage] = []
         if layout is None:
             request = replace(request, turns=without_images(request.turns, ignored))

@@ -6,9 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.gateway.api.chat import CHAT_COMPLETIONS, Call, ChatRequest, OfferedTools, Turn, thinking_variables
+from services.gateway.api.chat import (
+    CHAT_COMPLETIONS,
+    Call,
+    ChatRequest,
+    OfferedTools,
+    Part,
+    Turn,
+    thinking_variables,
+)
+from services.gateway.api.files import given_file
 from services.gateway.api.ignored import Ignored, Unserved
-from services.gateway.api.images import GivenImage, given_image
+from services.gateway.api.images import given_image
 from services.gateway.api.options import FunctionDefinition
 from services.gateway.api.parts import is_role, json_text, own_text, part_refusal, stand_in
 from services.gateway.api.schema import (
@@ -110,8 +119,8 @@ class _Place:
     last: bool
     ignored: Ignored
 
-    def read(self, part: str | ContentPart, number: int, role: str) -> str | GivenImage:
-        """The text of a part of the content, or the image that it is; raises :class:`ApiError` (400)."""
+    def read(self, part: str | ContentPart, number: int, role: str) -> Part:
+        """The text of a part of the content, or the image or file that it is; raises :class:`ApiError` (400)."""
         if isinstance(part, str):
             return part
         if not isinstance(part, Unserved):
@@ -120,6 +129,8 @@ class _Place:
         refused = part_refusal(part, ("text", "refusal"), f"{field}.content[{number}]") if new else None
         if image := given_image(part, f"{field}.content[{number}]", "messages[].content[]", refused):
             return image
+        if file := given_file(part, f"{field}.content[{number}]", "messages[].content[]", new=new):
+            return file
         if refused and own_text(part) is None:
             raise refused
         return stand_in(part, "messages[].content[]", self.ignored, result=role in ("tool", "function"))

@@ -221,6 +221,7 @@ def _line_items(model: str, counts: Counts) -> list[tuple[str, int, int]]:
         (f"{model}, input_tokens", counts.input_cost, uncached),
         (f"{model}, input_cached_tokens", counts.cached_cost, counts.cached_tokens),
         (f"{model}, output_tokens", counts.output_cost, counts.output_tokens),
+        (f"{model}, training_tokens", counts.training_cost, counts.trained_tokens),
     )
     return [item for item in every if item[2]]
 

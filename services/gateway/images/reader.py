@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ryzanstein.v1 import worker_pb2
 
 from services.common.blockhash import image_digest
-from services.gateway.api.chat import Turn
+from services.gateway.api.chat import Part, Turn
 from services.gateway.api.ignored import Ignored
 from services.gateway.api.images import GivenImage
 from services.gateway.api.parts import stand_in
@@ -102,7 +102,7 @@ def without_images(turns: Sequence[Turn], ignored: Ignored) -> list[Turn]:
     return [replace(turn, parts=[_noted(part, ignored) for part in turn.parts]) for turn in turns]
 
 
-def _noted(part: str | GivenImage, ignored: Ignored) -> str:
+def _noted(part: Part, ignored: Ignored) -> Part:
     return stand_in(part.part, part.place, ignored) if isinstance(part, GivenImage) else part
 
 

@@ -3,18 +3,18 @@
 A client sends `{"type": "response.create", ...}` with the fields of the body of POST /v1/responses, and gets the events
 of the stream as JSON messages. Responses of one `stream_id` are made one after the other, and their events have it;
 those of several are made at the same time. The connection remembers its last turns, so that `previous_response_id` goes
-on from them without Redis, and also where `store` is false. After a reconnect, to whichever gateway, it goes on from
-kept ones. `response.steer` adds to a response that is being made (`steering.py`). The first event of a response has
-`ignored` if a part of the request was left out, with the value of REST's header `x-ryzanstein-ignored`.
+on from them without Redis, and also where `store` is false. It forgets the turn that a response of its lane failed to
+go on from. After a reconnect, to whichever gateway, it goes on from kept ones. `response.steer` adds to a response that
+is being made (`steering.py`). The first event of a response has `ignored` if a part of the request was left out, with
+the value of REST's header `x-ryzanstein-ignored`.
 An error is `{"type": "error", "status": ..., "error": {...}}` and ends its response, not the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -24,9 +24,9 @@ from services.gateway.api.ignored import IGNORED_HEADER
 from services.gateway.asgi import ASGIApp, ASGIMessage, Headers, Scope, Send, header
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, invalid
-from services.gateway.http.responses.origin import RequestOrigin, from_origin
-from services.gateway.http.responses.store import Past
+from services.gateway.http.responses.origin import OPEN_RESPONSES_HEADER, RequestOrigin, from_origin
 from services.gateway.inside import EventReader, post
+from services.gateway.responses.recent import LaneTurns, RecentTurns
 from services.gateway.responses.steering import (
     STEER,
     Fields,
@@ -42,12 +42,15 @@ from services.gateway.responses.steering import (
 )
 from services.gateway.websocket.handshake import SERVICE_RESTART
 
-_PASSED_ON = ("authorization", "x-api-key", "x-session-id", "traceparent", "x-ryzanstein-patience")
+_PASSED_ON = (
+    *("authorization", "x-api-key", "x-session-id", "traceparent", "x-ryzanstein-patience"),
+    OPEN_RESPONSES_HEADER,
+)
 _MAX_WAITING = 64  # requests of a connection that have not ended
 _MAX_LANE = 256  # characters of a `stream_id`
-_TURNS = 32  # that a connection remembers
 _CREATED = b'{"type":"response.created"'
-_LAST = tuple(b'{"type":"response.%b"' % status for status in (b"completed", b"incomplete", b"failed"))
+_FAILED = b'{"type":"response.failed"'
+_LAST = (b'{"type":"response.completed"', b'{"type":"response.incomplete"', _FAILED)
 _NO_SUCCESSOR = SteerError("successor_creation_failed", "The response that would take up this input was not made.")
 _NOT_HERE = {
     "background": "`background` is for POST /v1/responses; here a response ends with its connection.",
@@ -57,28 +60,6 @@ _NOT_HERE = {
 class _Kind(msgspec.Struct):
     type: str
     stream_id: str | None = None
-
-
-@dataclass(slots=True)
-class RecentTurns:
-    """The last turns of a connection, with the conversations before them."""
-
-    most_bytes: int
-    _turns: OrderedDict[str, Past] = field(default_factory=OrderedDict)
-
-    def get(self, response_id: str) -> Past | None:
-        """See :class:`Recent`."""
-        return self._turns.get(response_id)
-
-    def add(self, response_id: str, past: Past) -> None:
-        """See :class:`Recent`."""
-        self._turns[response_id] = past
-        while len(self._turns) > 1 and (len(self._turns) > _TURNS or self._bytes > self.most_bytes):
-            self._turns.popitem(last=False)
-
-    @property
-    def _bytes(self) -> int:
-        return sum(past.size for past in self._turns.values())
 
 
 @dataclass(frozen=True)
@@ -156,7 +137,7 @@ class _Connection:
         taken = self._steers.take(previous_of(fields), lane)
         answer = self._running[lane] = _Events(self, lane, steerable=is_steerable(fields))
         body = msgspec.json.encode(with_steers(fields, taken))
-        more = from_origin(RequestOrigin(recent=self._recent))
+        more = from_origin(RequestOrigin(recent=LaneTurns(self._recent, lane)))
         # A task of its own has its own context, which holds the request's log fields and trace.
         asking = asyncio.create_task(post(self._socket.routes, "/v1/responses", self._headers, body, answer.send, more))
         try:
@@ -165,6 +146,8 @@ class _Connection:
         finally:
             del self._running[lane]
             await end_tasks([asking])
+        if answer.failed:
+            self._recent.forget(previous_of(fields), lane)
         if not answer.response_id:
             await answer.add_all(steer.failed(_NO_SUCCESSOR) for steer in taken)
         return await self._succeeded(lane, fields, answer)
@@ -257,12 +240,17 @@ class _Events:
         """Whether the response's last event has come."""
         return bool(self._last)
 
+    @property
+    def failed(self) -> bool:
+        """Whether there is no response, or a failed one."""
+        return not self._last or self._last.startswith(_FAILED)
+
     def output(self) -> list[dict[str, Any]] | None:
         """The items of an ended response; None if it failed."""
-        if not self._last:
+        if self.failed:
             return None
-        response: dict[str, Any] = msgspec.json.decode(self._last)["response"]
-        return None if response["status"] == "failed" else response["output"]
+        items: list[dict[str, Any]] = msgspec.json.decode(self._last)["response"]["output"]
+        return items
 
     async def add_all(self, events: Iterable[dict[str, Any]]) -> None:
         """Send events that are not the stream's."""
@@ -336,5 +324,5 @@ def _as_socket_error(event: bytes) -> bytes:
     if not event.startswith(b'{"type":"error"'):
         return event
     given = msgspec.json.decode(event)
-    error = {"type": given["code"] or "error", **{name: given[name] for name in ("code", "message", "param")}}
-    return msgspec.json.encode({"type": "error", "error": error})
+    flat = {"type": given.get("code") or "error", **{name: given.get(name) for name in ("code", "message", "param")}}
+    return msgspec.json.encode({"type": "error", "status": given["status"], "error": given.get("error", flat)})

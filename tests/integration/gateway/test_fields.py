@@ -28,7 +28,7 @@ from services.gateway.http.responses.compaction import CompactBody
 from services.gateway.http.responses.counting import InputTokensBody
 from services.gateway.http.responses.schema import ResponsesBody
 from services.gateway.http.tokens import DetokenizeBody, TokenizeBody
-from tests.integration.gateway.fleet import Worker
+from tests.integration.gateway.fleet import MODEL, Worker
 from tests.integration.gateway.gateways import GatewayStack, running_stack
 from tests.unit.gateway.made_tokenizers import byte_level
 
@@ -40,7 +40,7 @@ BODIES: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/v1/messages/count_tokens": (CountBody, {"messages": [HELLO]}),
     "/v1/responses": (ResponsesBody, {"input": "a", "max_output_tokens": 1, "store": False}),
     "/v1/responses/input_tokens": (InputTokensBody, {"input": "a"}),
-    "/v1/responses/compact": (CompactBody, {"input": "a", "max_output_tokens": 1}),
+    "/v1/responses/compact": (CompactBody, {"model": MODEL, "input": "a", "max_output_tokens": 1}),
     "/v1/completions": (CompletionBody, {"prompt": "a", "max_tokens": 1}),
     "/v1/embeddings": (EmbeddingBody, {"input": "a"}),
     "/v1/score": (ScoreBody, {"text_1": "a", "text_2": ["a"]}),

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from services.common.adapters import RegisteredAdapter
 from services.common.extras import pip_install
 from services.common.fine_tuning.records import Order, Presence, Result
 from services.common.fine_tuning.store import Job, TuningClaim, TuningStore, new_event
-from services.common.jobs.claim import LostClaimError
+from services.common.jobs.claim import Claim, LostClaimError
 from services.common.keys import RedisKeys
 from services.common.lifeline import PARENT_VARIABLE
 from services.common.redis_client import RedisAccess, open_redis
@@ -27,9 +28,12 @@ from services.finetuner.folders import sweep
 from services.finetuner.main import patiently
 from services.gateway.fine_tuning.publishing import Publisher
 from services.gateway.tenants.keys import digest_of
+from services.gateway.tenants.redis_guard import RedisAwayError
+from services.gateway.usage import NANOS
 from tests.integration.gateway.gateways import GatewayStack
 from tests.integration.gateway.redis_server import RedisServer
 from tests.integration.gateway.test_batches import gateway
+from tests.integration.gateway.usage import COSTS, TENANCY, read, results
 
 MODEL = "tiny"
 LINE = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
@@ -216,6 +220,46 @@ async def test_job_fails_after_three_unexpected_errors(server: RedisServer, monk
         assert failed.error.code == "internal_error"
         assert failed.error.message == "Internal error in the stage `publish`: RuntimeError: a bug (3 times)"
         assert served == [job.id] * 3
+
+
+async def test_a_job_that_is_served_costs_its_trained_tokens_once(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when its gateway is lost between the count and the job's end."""
+    ends, lost = TuningStore.end, list[str]()
+
+    async def serve(self: Publisher, job: Job, result: Result) -> None:
+        return None
+
+    async def end(self: TuningStore, claim: Claim, *rest: Any) -> None:
+        if not lost:
+            lost.append(claim.member)
+            raise RedisAwayError
+        await ends(self, claim, *rest)
+
+    monkeypatch.setattr(Publisher, "serve", serve)
+    monkeypatch.setattr(TuningStore, "end", end)
+    monkeypatch.setattr("services.gateway.fine_tuning.runner._LEASE_S", 0.1)
+    prices = json.dumps({MODEL: {"training": 3.0, "output": 8.0}})
+    async with gateway(server, prices=prices, **TENANCY) as stack:
+        root = replace(stack, client=stack.client.with_options(api_key="root"))
+        store, training = finetuner(server), await file(root, *[LINE] * 10)
+        await store.appear("tuner", Presence(models=[MODEL], quantizations=["none"]))
+        job = await root.client.fine_tuning.jobs.create(model=MODEL, training_file=training)
+        await until(root, job.id, "queued")
+        result = Result(folder="/adapter", train_loss=1.0, valid_loss=None, examples=[]).model_dump_json()
+        fields = {"stage": "publish", "result": result, "trained_tokens": 1_000_000}
+        await store.report(await claimed(store), 0, fields=fields)
+        assert (await until(root, job.id, "succeeded")).trained_tokens == 1_000_000
+        assert len(lost) == 1
+        (item,) = results(await read(root.http, COSTS, group_by=["line_item", "project_id"]))
+        assert (item["line_item"], item["project_id"]) == (f"{MODEL}, training_tokens", "root")
+        assert (item["quantity"], item["amount"]["value"]) == (1_000_000, 3.0)
+        assert server.sum_of(RedisKeys("default").spent("root", "*")) == 3 * NANOS
+        counted = root.gateway.metrics.registry.get_sample_value(
+            "ryzanstein_gateway_cost_total", {"model": MODEL, "tenant": "root"}
+        )
+        assert counted == 3.0
 
 
 async def test_job_leftovers_are_removed_except_served_adapters(server: RedisServer, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.unit.gateway.made_tokenizers import byte_level
 TEXT = [{"type": "text", "text": "s"}]
 PAGE = {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "page"}}
 NO_IMAGE = "[The image that stood here was left out: this model reads text only.]"
-NO_DOCUMENT = NO_IMAGE.replace("image", "document")
+NO_DOCUMENT = "[The document that stood here was left out: it cannot be read.]"
 SEARCHED = {"type": "server_tool_use", "id": "srv1", "name": "web_search", "input": {"query": "q"}}
 FOUND = {
     "type": "web_search_tool_result", "tool_use_id": "srv1", "caller": {"type": "direct"},
@@ -46,7 +46,7 @@ ANSWERED: list[tuple[Any, str, str]] = [
     (served_result("tool_search_tool_result", {"type": "tool_search_tool_search_result", "tool_references":
                    [{"type": "tool_reference", "tool_name": "t"}]}), "f{}|t", ""),
     ([{"type": "compaction", "content": "Earlier: words.", "encrypted_content": "e"}], "Earlier: words.", ""),
-    ([{"type": "container_upload", "file_id": "f"}], NO_IMAGE.replace("image", "file"), "container_upload"),
+    ([{"type": "container_upload", "file_id": "f"}], NO_DOCUMENT.replace("document", "file"), "container_upload"),
     ([{"type": "fallback", "from": {"model": "a"}}, {"type": "text", "text": "ho"}], "ho", "fallback"),
     ([{"type": "of_next_year", "text": "x"}, {"type": "text", "text": "ho"}], "ho", "of_next_year"),
     ([{"type": "text", "text": "ho", "citations": [], "parsed": 1}], "ho", ".parsed"),

@@ -262,13 +262,17 @@ def blocks(*content: Any, role: str = "user", after: Sequence[Any] = ()) -> dict
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "aGk="}}
 ANSWER = {"role": "assistant", "content": "ho"}
-NEW = (IMAGE, PDF, {"type": "container_upload", "file_id": "f"})
+NEW = (
+    (IMAGE, "models here read text only"),
+    (PDF, "it is no PDF"),
+    ({"type": "container_upload", "file_id": "f"}, "files are read where"),
+)
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": None}, "max_tokens", "expected `int`"),
     ({"max_tokens": 0}, "max_tokens", ">= 1"),
     ({"messages": []}, "messages", "length >= 1"),
     (blocks({"type": "image", "source": {"type": "url", "url": "x"}}), "messages[0].content[0]", "`image`, which"),
-    *((blocks(new, after=[HELLO, ANSWER]), "messages[2].content[0]", "models here read text only") for new in NEW),
+    *((blocks(new, after=[HELLO, ANSWER]), "messages[2].content[0]", says) for new, says in NEW),
     (blocks({"type": "thinking", "thinking": "x"}), "messages[0].content[0]", "may not be"),
     (blocks({"type": "tool_result", "tool_use_id": "x"}), "messages[0].content[0].tool_use_id", "no earlier"),
     (blocks({"type": "tool_use", "id": "x", "name": "f", "input": {}}, role="assistant"), "messages[0]", "results"),

@@ -200,7 +200,11 @@ PICTURE: dict[str, Any] = {"type": "image_url", "image_url": {"url": "data:image
             ["input_audio"],
         ),
         ([{"type": "text", "text": None}, {"type": "refusal", "refusal": None}, {"text": "a"}], ["", "", "a"], []),
-        ([{"type": "file", "file": {"file_id": "f"}}], [NOTE.format("file")], ["file"]),
+        (
+            [{"type": "file", "file": {"file_id": "f"}}],
+            ["[The file that stood here was left out: it cannot be read.]"],
+            ["file"],
+        ),
         ([{"type": "input_text", "text": "a"}, {"type": "output_text", "text": "b"}], ["a", "b"], []),
         ([{"type": "thinking", "thinking": "hm"}, {"type": "tool_use", "id": "c"}], ["", ""], ["thinking", "tool_use"]),
         ([{"type": "text", "text": 5}, {"type": "refusal"}, None], ["", "", ""], ["text", "refusal", "null"]),

@@ -1,4 +1,4 @@
-"""What models write, in its exact form, is read as reasoning, content and calls, in whatever pieces it streams."""
+"""The exact forms of answers are read as reasoning, content and calls, in any pieces that they stream in."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ ASKED: Raw = {"role": "user", "content": "Go on."}
 IMAGE: Raw = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
 OUTPUT: Raw = {"type": "function_call_output", "call_id": "f"}
 NOTE = "[The image that stood here was left out: this model reads text only.]"
+NO_FILE = "[The file that stood here was left out: it cannot be read.]"
 
 
 def read(*items: Raw) -> tuple[list[Turn], str]:
@@ -144,7 +145,7 @@ def test_an_image_in_an_output_or_a_history_has_a_note_in_its_place() -> None:
         {"type": "code_interpreter_call", "id": "i", "code": "", "outputs": [{"type": "image", "url": "data:AAAA"}]},
     )
     assert [turn.parts for turn in turns if turn.role != "assistant"] == [
-        [NOTE, "A picture."], ["A picture.", NOTE], [NOTE.replace("image", "file")], [NOTE]
+        [NOTE, "A picture."], ["A picture.", NOTE], [NO_FILE], [NOTE]
     ]  # fmt: skip
     lists = ("content[].type=input_image", "output[].type=input_image", "output[].type=input_file")
     assert set(ignored.split(", ")) == {f"input[].{name}" for name in (*lists, "outputs[].type=image")}

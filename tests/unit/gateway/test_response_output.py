@@ -20,7 +20,7 @@ from services.gateway.tools.calls import CallDelta
 FIRST, SECOND = CallDelta(0, "get", "", "call00001"), CallDelta(1, "now", "{}", "call00002")
 CASES: dict[str, tuple[list[OutputChunk], list[tuple[str, str, str]]]] = {
     "text": (
-        [OutputChunk("Hel"), OutputChunk("lo"), OutputChunk(finish=FinishReason.STOP)],
+        [OutputChunk("He"), OutputChunk("llo"), OutputChunk(finish=FinishReason.STOP)],
         [("message", "completed", "Hello")],
     ),
     "nothing": ([OutputChunk(finish=FinishReason.STOP)], [("message", "completed", "")]),
@@ -84,3 +84,14 @@ def test_events_and_items_agree(name: str) -> None:
         if event["type"].endswith(".delta"):
             deltas[event["output_index"]] += event["delta"]
     assert deltas == [text for _, _, text in expected]
+
+
+def test_events_of_open_responses_differ_in_the_names_of_reasoning_alone() -> None:
+    chunks, _ = CASES["reasoning and text in one piece"]
+    read = []
+    for open_names in (False, True):
+        output = OutputItems("00", None, ToolOffer(Ignored()), open_names=open_names)
+        read.append([event for chunk in chunks for event in output.add(chunk)] + list(output.close()))
+    assert read[1] != read[0]
+    shared = [event | {"type": event["type"].replace("reasoning_text.", "reasoning.")} for event in read[0]]
+    assert read[1] == shared

@@ -72,6 +72,8 @@ def test_cached_tokens_have_the_price_of_input_by_default() -> None:
     halved = Prices(read_prices('{"*": {"input": 1, "output": 3, "batch_factor": 0.5}}'))
     assert halved.cost("a", usage, batch=True).total == pytest.approx(12.5e-6)
     assert halved.cost("a", usage).total == pytest.approx(25e-6)
+    assert halved.training_cost("a", 10) == 0
+    assert Prices(read_prices('{"*": {"training": 2}}')).training_cost("a", 10) == 20_000
 
 
 @pytest.mark.parametrize(

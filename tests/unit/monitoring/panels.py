@@ -21,7 +21,7 @@ EVENTS = frozenset(
         "rz-workers: Time of a load",
         "rz-pods: Certificate ends in",
         "rz-overview: Canaries",
-        *("rz-usage: Power", "rz-usage: Energy of a generated token"),
+        *("rz-usage: Power", "rz-usage: Power by tenant", "rz-usage: Energy of a generated token"),
         *("rz-usage: Cost", "rz-usage: Cost by tenant", "rz-usage: Cost by model"),
         *("rz-kv: Blocks below the device", "rz-kv: Bytes kept", "rz-kv: Blocks not kept or not loaded"),
         *("rz-kv: Bytes to and from them", "rz-kv: Speed of a load"),

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from services.gateway.api.chat import Call, ChatRequest, FieldNames, OfferedTools, Turn, thinking_variables
+from services.gateway.api.chat import Call, ChatRequest, FieldNames, OfferedTools, Part, Turn, thinking_variables
+from services.gateway.api.files import given_file
 from services.gateway.api.ignored import Ignored, Unserved
-from services.gateway.api.images import GivenImage, given_image
+from services.gateway.api.images import given_image
 from services.gateway.api.options import FunctionDefinition, JsonSchemaFormat, ResponseFormat, TextOptions
 from services.gateway.api.parts import (
     is_role,
@@ -163,12 +164,14 @@ class _Reader:
     new: bool  # the blocks are the user's own, and not a history
     result: bool = False  # the blocks are a tool's result
 
-    def read(self, block: Unserved, index: int) -> str | GivenImage:
-        """An image, a block's text, or what stands in for it; raises :class:`ApiError` (400) for a new one."""
+    def read(self, block: Unserved, index: int) -> Part:
+        """An image, a file, a block's text, or what stands in for it; raises :class:`ApiError` (400) for a new one."""
         place = f"{_INDEX.sub('[]', self.where)}[]"
         refused = self.refusal(block, index) if self.new else None
         if image := given_image(block, f"{self.where}[{index}]", place, refused):
             return image
+        if file := given_file(block, f"{self.where}[{index}]", place, new=self.new):
+            return file
         if refused and own_text(block) is None:
             raise refused
         return stand_in(block, place, self.ignored, result=self.result)
@@ -256,7 +259,7 @@ class _ServedCalls:
 def _user(blocks: Sequence[schema.Block], reader: _Reader, names: Mapping[str, str]) -> list[Turn]:
     """A turn, and one before it for each result of a tool, whose images clients may put next to it."""
     turns: list[Turn] = []
-    parts: list[str | GivenImage] = []
+    parts: list[Part] = []
     new = reader.new
     if any(isinstance(block, schema.ToolResultBlock) for block in blocks):
         reader = replace(reader, new=False)
@@ -288,10 +291,10 @@ def _result(block: schema.ToolResultBlock, reader: _Reader, names: Mapping[str, 
     return Turn("tool", parts, tool_call_id=block.tool_use_id, name=name)
 
 
-def _parts(content: str | Sequence[schema.Block], reader: _Reader) -> list[str | GivenImage]:
+def _parts(content: str | Sequence[schema.Block], reader: _Reader) -> list[Part]:
     if isinstance(content, str):
         return [content]
-    parts: list[str | GivenImage] = []
+    parts: list[Part] = []
     for index, block in enumerate(content):
         if isinstance(block, Unserved):
             parts.append(reader.read(block, index))

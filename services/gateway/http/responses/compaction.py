@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from services.gateway.api.fields import ADVISORY, neutral
-from services.gateway.api.options import ChosenModel, KeepAlive, Priority, Session
+from services.gateway.api.options import KeepAlive, Priority, Session
 from services.gateway.generation.chat import ChatPreparer
 from services.gateway.generation.choice import Choice
 from services.gateway.generation.output import Generation
@@ -35,7 +35,7 @@ _OF_RESPONSES = ("input", "instructions", "previous_response_id", "conversation"
 class CompactBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/responses/compact: a conversation, as in POST /v1/responses."""
 
-    model: ChosenModel | None = None
+    model: Annotated[str, Meta(description="A model of /v1/models; empty: the only one")]
     input: Annotated[str | list[dict[str, Any]] | None, Meta(description="Needed without a kept conversation")] = None
     instructions: str | None = None
     previous_response_id: Annotated[ResponseId, Meta(description="A kept response to go on from")] | None = None

@@ -83,6 +83,7 @@ class ConversationSerializer(ResponseSerializer):
         self._store = store
         self._conversations = conversations
         self._origin = origin
+        self._open_names = origin.open_names
 
     async def prepare(self, body: ResponsesBody, model: ServedModel, caller: Caller) -> Prepared:
         """See :class:`Serializer`."""
@@ -95,7 +96,9 @@ class ConversationSerializer(ResponseSerializer):
             caller = replace(caller, session=turn.session)
         self._with_cost = bool(body.stream_options and body.stream_options.include_cost)
         writer = self._writer(body, model)
-        self._output = OutputItems(stem_of(turn.response_id), writer, offer, sealed=body.sealed)
+        self._output = OutputItems(
+            stem_of(turn.response_id), writer, offer, sealed=body.sealed, open_names=self._open_names
+        )
         self._facts = self._facts_of(turn, model, offer)
         return await self._prepared(turn, model, caller, offer)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -47,8 +48,11 @@ class ResponsesHandler(GenerateHandler[ResponsesBody]):
         self._background = background
 
     def serializer(self, exchange: Exchange) -> ConversationSerializer:
-        """A serializer that knows how its request has come."""
-        return ConversationSerializer(self._chats, self._queue.store, self._conversations, origin_of(exchange.scope))
+        """A serializer that knows how its request has come, and writes the errors of its stream."""
+        origin = origin_of(exchange.scope)
+        serializer = ConversationSerializer(self._chats, self._queue.store, self._conversations, origin)
+        exchange.errors = replace(exchange.errors, frames=serializer.failure)
+        return serializer
 
     async def answer(self, exchange: Exchange, body: ResponsesBody, request: AdmittedRequest) -> None:
         """See :class:`Handler`."""

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.gateway.api.chat import Call, Turn
+from services.gateway.api.chat import Part as TurnPart
+from services.gateway.api.files import given_file
 from services.gateway.api.ignored import Ignored, Unserved
-from services.gateway.api.images import GivenImage, given_image
+from services.gateway.api.images import given_image
 from services.gateway.api.parts import is_media, json_text, own_text, stand_in
 from services.gateway.errors import invalid
+from services.gateway.http.responses.reading import new_messages
 from services.gateway.http.responses.schema import (
     ROLES,
     TOOL_ITEMS,
@@ -57,8 +60,9 @@ def turns_of(items: Sequence[Item], ignored: Ignored) -> list[Turn]:
     end = len(items)
     while end and isinstance(items[end - 1], CallOutputItem | CustomOutputItem):
         end -= 1
+    answered = set(new_messages(items))
     for index, item in enumerate(items):
-        history.add(item, new=index >= end)
+        history.add(item, new=index >= end or index in answered)
     history.end()
     return history.turns
 
@@ -74,7 +78,7 @@ class _History:
         self._hosted: dict[str, tuple[Unserved, Call]] = {}  # calls without results yet, by id
 
     def add(self, item: Item, *, new: bool) -> None:
-        """Read an item; raises :class:`ApiError` (400). `new`: the answer follows the item, or further outputs."""
+        """Read an item; raises :class:`ApiError` (400). `new`: the answer is about it."""
         match item:
             case ReasoningItem():
                 self._reasoning += _reasoning_of(item)
@@ -83,7 +87,7 @@ class _History:
             case MessageItem(role=role) if role not in ROLES:
                 self._ignored.add(f"input[].role={role}")
             case MessageItem(role=role, content=content):
-                self._append(Turn(role, self._parts(content, "content")))
+                self._append(Turn(role, self._parts(content, "content", new=new)))
             case CallItem() | CustomCallItem():
                 self._names[item.call_id] = flat_name(item.namespace, item.name)
                 self._append_call(_call(item))
@@ -152,17 +156,17 @@ class _History:
     def _leave_out(self, item: Unserved) -> None:
         self._ignored.add(f"input[].type={item.kind}")
 
-    def _parts(self, content: Content, field: str) -> list[str | GivenImage]:
+    def _parts(self, content: Content, field: str, *, new: bool = False) -> list[TurnPart]:
         if content is None or isinstance(content, str):
             return [content or ""]
-        return [self._read(part, f"input[].{field}[]") for part in content]
+        return [self._read(part, f"input[].{field}[]", new=new) for part in content]
 
-    def _read(self, part: Part, where: str) -> str | GivenImage:
-        """The text of a part or the image that it is; a new image for a model without eyes was refused before."""
+    def _read(self, part: Part, where: str, *, new: bool) -> TurnPart:
+        """The text of a part, or the image or file that it is; new images for models without eyes were refused."""
         if not isinstance(part, Unserved):
             return part.text or ""
-        result = where == "input[].output[]"
-        return given_image(part, where, where) or stand_in(part, where, self._ignored, result=result)
+        media = given_image(part, where, where) or given_file(part, where, where, new=new)
+        return media or stand_in(part, where, self._ignored, result=where == "input[].output[]")
 
     def _result(self, item: Unserved, fields: Sequence[str]) -> str | None:
         """The result in the first of the fields that has one; None if there is none."""

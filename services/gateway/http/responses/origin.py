@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from services.gateway.asgi import Scope
+from services.gateway.asgi import Scope, header
 from services.gateway.http.responses.store import Past
 
 _SCOPE = "ryzanstein.responses"
+OPEN_RESPONSES_HEADER = "openresponses-version"
 
 
 class Recent(Protocol):
@@ -42,15 +43,16 @@ class RequestOrigin:
     response_id: str = ""  # the response that a job makes; empty: a new one
     created_at: int = 0
     replaces: str = ""  # digest of the kept response that has no answer yet
+    open_names: bool = False  # events are those of Open Responses, where OpenAI's are named otherwise
 
 
 ANYWHERE = RequestOrigin()
 
 
 def origin_of(scope: Scope) -> RequestOrigin:
-    """The origin that the gateway's own request has, or that of clients."""
+    """The origin that the gateway's own request has, or that of clients, with what the request's header says."""
     origin: RequestOrigin = scope.get(_SCOPE, ANYWHERE)
-    return origin
+    return replace(origin, open_names=bool(header(scope, OPEN_RESPONSES_HEADER.encode())))
 
 
 def from_origin(origin: RequestOrigin) -> Mapping[str, object]:

@@ -16,7 +16,9 @@ from services.gateway.tools.calls import CallDelta
 from services.gateway.tools.custom import input_of
 
 Event = dict[str, Any]
-_REASONING, _TEXT = "response.reasoning_text", "response.output_text"
+_TEXT = "response.output_text"
+# Beginnings of the types of events about reasoning: OpenAI's, and those of Open Responses.
+_REASONING, _OPEN_REASONING = "response.reasoning_text", "response.reasoning"
 
 
 @dataclass(slots=True)
@@ -42,13 +44,25 @@ def _call_id(stem: str, index: int) -> str:
 class OutputItems:
     """Reads chunks; `items` are whole but for the last one, which `close` ends."""
 
-    def __init__(self, stem: str, writer: LogprobWriter | None, offer: ToolOffer, *, sealed: bool = False) -> None:
-        """`stem` makes the ids of items; calls are of tools on `offer`; `sealed`: reasoning is also opaque."""
+    def __init__(
+        self,
+        stem: str,
+        writer: LogprobWriter | None,
+        offer: ToolOffer,
+        *,
+        sealed: bool = False,
+        open_names: bool = False,
+    ) -> None:
+        """`stem` makes the ids of items; calls are of tools on `offer`; `sealed`: reasoning is also opaque.
+
+        `open_names`: events are those of Open Responses.
+        """
         self.items: list[dict[str, Any]] = []
         self.reasoning_tokens = 0
         self.cut = False  # by a limit on tokens
         self._stem = stem
         self._sealed = sealed
+        self._reasoning = _OPEN_REASONING if open_names else _REASONING
         self._writer = writer
         self._tools = {offered.name: offered for offered in offer.tools}
         self._open: _Open | None = None
@@ -58,7 +72,7 @@ class OutputItems:
         """Return the events of a chunk."""
         self.reasoning_tokens += chunk.reasoning_tokens
         if chunk.reasoning:
-            yield from self._write("reasoning", _REASONING, chunk.reasoning, ())
+            yield from self._write("reasoning", self._reasoning, chunk.reasoning, ())
         if chunk.text or (chunk.tokens and self._is_open("message")):
             yield from self._write("message", _TEXT, chunk.text, chunk.tokens)
         for call in chunk.calls:
@@ -145,10 +159,10 @@ class OutputItems:
                 yield {"type": "response.custom_tool_call_input.delta", **ended.place, "delta": item["input"]}
             yield {"type": "response.custom_tool_call_input.done", **ended.place, "input": item["input"]}
         else:
-            kind = _TEXT if item["type"] == "message" else _REASONING
+            kind = _TEXT if item["type"] == "message" else self._reasoning
             part = self._part(kind, text, ended.logprobs)
             item["content"] = [part]
-            if kind == _REASONING and self._sealed:
+            if kind != _TEXT and self._sealed:
                 item["encrypted_content"] = seal(text)
             scored = {"logprobs": ended.logprobs} if kind == _TEXT else {}
             place = {**ended.place, "content_index": 0}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.gateway.api.decode import converted, unsupported_value
+from services.gateway.api.files import given_file
 from services.gateway.api.ignored import Ignored, Unserved
 from services.gateway.api.images import given_image
 from services.gateway.api.parts import own_text, part_refusal, refusal
@@ -55,20 +56,23 @@ def check_new_parts(items: Sequence[Item | ReferenceItem], field: str = "input",
     """Raise :class:`ApiError` (400) for a role or a part without text in what the answer is about, and not a history.
 
     That are the user's messages behind all other items, and system messages. `sees`: images are read as well.
+    Files are, where the items bring them.
     """
     last = len(items) - 1
     if items and isinstance(item := items[last], MessageItem) and item.role not in ROLES:
         raise refusal(item.role, ROLES, f"{field}[{last}].role")
-    for index in _new_messages(items):
+    for index in new_messages(items):
         content = getattr(items[index], "content", ())
         for number, part in enumerate(content if isinstance(content, list) else ()):
             if not isinstance(part, Unserved) or own_text(part) is not None:
                 continue
-            if not sees or given_image(part, field, field) is None:
+            read = given_file(part, field, field, new=True) or (sees and given_image(part, field, field))
+            if not read:
                 raise part_refusal(part, _TEXT_PARTS, f"{field}[{index}].content[{number}]")
 
 
-def _new_messages(items: Sequence[Item | ReferenceItem]) -> list[int]:
+def new_messages(items: Sequence[Item | ReferenceItem]) -> list[int]:
+    """The messages that the answer is about: the user's behind all other items, and those of the system."""
     roles = [item.role if isinstance(item, MessageItem) else "" for item in items]
     old = max((index for index, role in enumerate(roles) if role in ("", "assistant")), default=-1)
     return [

@@ -12,7 +12,7 @@ import msgspec
 from services.gateway.errors import ApiError
 from services.gateway.generation.choice import Choice
 from services.gateway.generation.output import Generation, OutputChunk
-from services.gateway.http.exchange import ApiDialect, ErrorShape
+from services.gateway.http.exchange import DONE, ApiDialect, ErrorShape
 from services.gateway.http.responses.output import Event, OutputItems
 from services.gateway.http.responses.schema import ResponsesBody
 from services.gateway.http.serializer import Serializer
@@ -28,7 +28,12 @@ def _frame(event: Event) -> bytes:
 
 def _error_frame(error: ApiError) -> bytes:
     event = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
-    return _frame({**event, "sequence_number": 0})
+    return _frame({**event, "status": error.status, "sequence_number": 0})
+
+
+def _open_error_frame(error: ApiError) -> bytes:
+    nested = {"type": "error", "error": error.body()["error"]}
+    return _frame({**nested, "status": error.status, "sequence_number": 0}) + DONE
 
 
 DIALECT = ApiDialect(errors=ErrorShape(frames=_error_frame))
@@ -48,12 +53,16 @@ class _ItemsChoice(Choice):
 
 
 class ResponseSerializer(Serializer[ResponsesBody]):
-    """Writes one response."""
+    """Writes one response.
+
+    Its events are OpenAI's; with `open_names` those of Open Responses, whose streams end with `[DONE]`.
+    """
 
     _facts: dict[str, Any]  # the response without what the answer adds
     _output: OutputItems
     _number = 0  # number of the next event
     _with_cost = False  # whether the usage has the cost
+    _open_names = False
 
     @abstractmethod
     async def _keep(self, response: dict[str, Any]) -> bool:
@@ -89,17 +98,18 @@ class ResponseSerializer(Serializer[ResponsesBody]):
 
     def last(self, response: dict[str, Any]) -> bytes:
         """The event that ends a stream with the whole response."""
-        return self._frames([{"type": f"response.{response['status']}", "response": response}])
+        event = {"type": f"response.{response['status']}", "response": response}
+        return self._frames([event]) + (DONE if self._open_names else b"")
 
     def failure(self, error: ApiError) -> bytes:
         """See :class:`Serializer`."""
         if not self._number:
-            return _error_frame(error)
+            return _open_error_frame(error) if self._open_names else _error_frame(error)
         code = "server_error" if error.status >= 500 else "invalid_prompt"
         code = "rate_limit_exceeded" if error.status == 429 else code
         failed = self._response("failed", None)
         failed |= {"store": False, "error": {"code": code, "message": error.message, "type": error.code}}
-        return self._frames([{"type": "response.failed", "response": failed}])
+        return self.last(failed)
 
     async def body(self, choices: Sequence[Choice], generations: Sequence[Generation], usage: Usage) -> dict[str, Any]:
         """See :class:`Serializer`."""

@@ -1,8 +1,9 @@
 """Open Responses: the requests of its compliance test, and every answer and event read by its published types.
 
-Without images and files, which the bundled model does not take. Answers may also end at the limit of tokens.
+Without images, which the bundled model does not take. Answers may also end at the limit of tokens.
 """
 
+import base64
 import json
 import sys
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import httpx
 from openresponses_types import types
 from pydantic import TypeAdapter
+from websockets.sync.client import ClientConnection, connect
 
 URL = f"{sys.argv[1]}/v1/responses"
+HEADERS = {"OpenResponses-Version": "latest"}
 MODEL = "ryzanstein-tiny"
 EVENTS: Any = TypeAdapter(
     types.ResponseCreatedStreamingEvent
@@ -39,10 +42,36 @@ TOOL = {
 }
 
 
+PDF = b"""%PDF-1.4
+1 0 obj
+<< /Type /Catalog /Pages 2 0 R >>
+endobj
+2 0 obj
+<< /Type /Pages /Kids [3 0 R] /Count 1 >>
+endobj
+3 0 obj
+<< /Type /Page /Parent 2 0 R /MediaBox [0 0 300 144] /Contents 4 0 R /Resources << /Font << /F1 5 0 R >> >> >>
+endobj
+4 0 obj
+<< /Length 53 >>
+stream
+BT /F1 12 Tf 72 72 Td (Title: The blue heron) Tj ET
+endstream
+endobj
+5 0 obj
+<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>
+endobj
+trailer
+<< /Root 1 0 R >>
+startxref
+0
+%%EOF"""
+
+
 def post(path: str = "", **body: Any) -> httpx.Response:
     """An answer that is no error."""
     types.CreateResponseBody.model_validate(body)
-    answer = httpx.post(URL + path, json={"model": MODEL, **body}, timeout=120)
+    answer = httpx.post(URL + path, json={"model": MODEL, **body}, headers=HEADERS, timeout=120)
     assert answer.status_code == 200, answer.text
     return answer
 
@@ -66,6 +95,7 @@ def stream(**body: Any) -> tuple[list[str], list[dict[str, Any]]]:
     answer = post(**{"max_output_tokens": 30, **body, "stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream")
     lines = [line for line in answer.text.split("\n") if line.startswith("data: ")]
+    assert lines.pop() == "data: [DONE]"
     events = [json.loads(line.removeprefix("data: ")) for line in lines]
     for event in events:
         EVENTS.validate_python(event)
@@ -85,6 +115,14 @@ assert kinds[:2] == ["response.created", "response.in_progress"]
 assert "response.output_text.delta" in kinds
 ask(input=[said("system", "You are a pirate."), said("user", "Say hello.")])
 ask(input=[said("user", "My name is Alice."), said("assistant", "Hello Alice!"), said("user", "What is my name?")])
+past = [{**said("assistant", text), "phase": phase} for text, phase in (("So.", "commentary"), ("4.", "final_answer"))]
+ask(input=[*past, said("user", "Repeat the number.")])
+file = {
+    "type": "input_file",
+    "filename": "heron.pdf",
+    "file_data": f"data:application/pdf;base64,{base64.b64encode(PDF).decode()}",
+}
+ask(input=[said("user", [{"type": "input_text", "text": "The title alone."}, file])])
 ask(
     input=[said("user", [{"type": "input_text", "text": "What is my name?"}])], include=["message.output_text.logprobs"]
 )
@@ -107,3 +145,39 @@ for kind in ("response.output_item.added", "response.output_item.done"):
 # a conversation becomes a summary
 compacted = types.CompactResource.model_validate(post("/compact", input="Hello.", max_output_tokens=20).json())
 assert compacted.output[0].type == "compaction"
+nameless = httpx.post(f"{URL}/compact", json={"input": "Hello."}, timeout=120)
+assert nameless.status_code == 400, nameless.text
+
+
+def turn(socket: ClientConnection, **body: Any) -> dict[str, Any]:
+    """The last event of a response over a WebSocket: the whole response, or an error."""
+    created = {"type": "response.create", "model": MODEL, "store": False, "max_output_tokens": 20, **body}
+    socket.send(json.dumps(created))
+    while True:
+        event: dict[str, Any] = json.loads(socket.recv(timeout=120))
+        if event["type"] == "error":
+            return event
+        EVENTS.validate_python(event)
+        if event["type"] in ("response.completed", "response.incomplete"):
+            read(event["response"])
+            return event
+
+
+def is_lost(event: dict[str, Any]) -> bool:
+    return (event["status"], event["error"]["code"]) == (400, "previous_response_not_found")
+
+
+# many responses over one connection, which remembers its turns until one of them fails to go on
+SOCKET = f"ws{URL.removeprefix('http')}"
+with connect(SOCKET, additional_headers=HEADERS, proxy=None) as socket:
+    begun = turn(socket, input="Remember: cobalt.")["response"]["id"]
+    turn(socket, input="Which word?", previous_response_id=begun)
+    summary = post("/compact", input="Hello.", max_output_tokens=20).json()["output"]
+    turn(socket, input=[*summary, said("user", "Go on.")])
+    wrong = {"type": "function_call_output", "call_id": "call_missing", "output": "No such call."}
+    assert turn(socket, input=[wrong], previous_response_id=begun)["type"] == "error"
+    assert is_lost(turn(socket, input="Go on.", previous_response_id=begun))
+    lost = turn(socket, input="Remember: copper.")["response"]["id"]
+with connect(SOCKET, additional_headers=HEADERS, proxy=None) as socket:
+    assert is_lost(turn(socket, input="Go on.", previous_response_id=lost))
+    turn(socket, input="Begin anew.")

@@ -1,0 +1,1 @@
+"""Files of requests, which models read as text."""
