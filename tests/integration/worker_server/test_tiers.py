@@ -112,6 +112,23 @@ async def test_sessions_that_come_together_load_all_blocks_of_their_earlier_turn
         assert await metric(worker, "kv_place_failures", place="host", reason="late") == 0
 
 
+async def test_memory_of_a_cpu_serves_more_as_kv_cache_than_as_host_tier(redis_url: str) -> None:
+    """Three prompts in turn, twice, in memory for all of them; the host tier repeats blocks of the KV cache."""
+    prompts, computed = [[first, *PROMPT[1:]] for first in (70, 71, 72)], list[float]()
+    for pool, tier in ((128, 0), (64, 64)):
+        settings = {**host(tier), "kv_tokens": 16 * pool}
+        async with a_worker(redis_url, **settings) as (worker, gateway):
+            for prompt in prompts:
+                await gateway.complete(prompt)
+            before = await metric(worker, "prefill_tokens")
+            for prompt in prompts:
+                assert is_right(await gateway.complete(prompt), prompt)
+            computed.append(await metric(worker, "prefill_tokens") - before)
+    whole, divided = computed
+    assert whole == len(prompts) * (len(PROMPT) - CACHED)
+    assert divided > 50 * whole
+
+
 @pytest.mark.parametrize("place", ["host", "disk"])
 async def test_evicted_prefix_is_loaded_instead_of_computed(redis_url: str, tmp_path: Path, place: str) -> None:
     settings = host() if place == "host" else disk(tmp_path)
