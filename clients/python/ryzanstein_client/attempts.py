@@ -16,7 +16,7 @@ Answer = TypeVar("Answer")
 def persist(attempt: Callable[[float], Answer], call: Call, *, repeatable: bool = True) -> Answer:
     """The answer of the first attempt that succeeds; an attempt is given the seconds that it may take.
 
-    What is not `repeatable` is tried again only when the server has said no.
+    Calls that are not `repeatable` are tried again only after a refusal by the server.
     """
     while True:
         try:

@@ -21,7 +21,7 @@ class TimedOut(RyzansteinError):
 
 
 class ProtocolError(RyzansteinError):
-    """The server said something that this client does not understand."""
+    """An answer of the server that this client does not understand."""
 
 
 @dataclass(frozen=True, slots=True)
