@@ -73,8 +73,8 @@ async def test_text_of_a_file_stands_in_the_prompt(monkeypatch: pytest.MonkeyPat
         assert counted.json()["input_tokens"] == whole.json()["usage"]["input_tokens"]
 
 
-# Drawn once, and unpacked to 128 MiB of blanks.
-BOMB = pdf(zlib.compress(bytes(b" " * (1 << 27))), "/Filter /Fl")
+# Unpacked to 128 MiB of blanks; the number is that of a letter.
+BOMB = pdf(zlib.compress(bytes(b" " * (1 << 27))), "/Filter /#46lateDecode")
 UNREADABLE = [
     (f"data:application/pdf;base64,{in_base64(b'%PDF-1.4 and no more')}", "broken PDF"),
     (f"data:application/pdf;base64,{in_base64(pdf(b''))}", "PDF without text"),
