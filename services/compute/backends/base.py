@@ -323,15 +323,23 @@ class MemoryReport:
 
 
 @runtime_checkable
-class DeviceMemory(Memory, Protocol):
+class ParkingMemory(Memory, Protocol):
+    """Memory whose weights can wait elsewhere as the kernels take them."""
+
+    def park(self) -> Restore:
+        """Move all tensors away: to the host's memory, or to a file; the returned function brings them back.
+
+        Raises OSError, and moves none, if there is no room.
+        """
+        ...
+
+
+@runtime_checkable
+class DeviceMemory(ParkingMemory, Protocol):
     """Memory whose KV cache is sized by measuring steps."""
 
     def report(self) -> MemoryReport:
         """Return the numbers once all computations have ended."""
-        ...
-
-    def park(self) -> Restore:
-        """Move all tensors to the host's memory; the returned function brings them back."""
         ...
 
     def pin(self, area: memoryview) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from services.common.heap import freeze_started
-from services.compute.backends.base import DeviceMemory, Memory
+from services.compute.backends.base import Memory, ParkingMemory
 from services.compute.backends.parking import Restore
 from services.compute.model.footprint import Footprint
 from services.compute.model.layers.head import Head
@@ -22,10 +23,16 @@ from services.worker.rank.forward import Model
 from services.worker.rank.images import Tower
 from services.worker.rank.runner import Runner
 
+logger = logging.getLogger(__name__)
+
 
 def refuse_adapter(order: AdapterOrder) -> None:
     """Raise ModelError: this model has no room for adapters."""
     raise ModelError(f"{order.folder}: no slots for adapters")
+
+
+def forget_none() -> None:
+    """Do nothing: this model holds no adapters outside its slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,7 @@ class LoadedModel:
     files: KnownFiles | None = None  # files that a wake need not read again
     tower: Tower | None = None  # encodes frames of images; None: the model reads text only
     load_adapter: Callable[[AdapterOrder], None] = refuse_adapter  # into a slot; raises ModelError
+    forget_adapters: Callable[[], None] = forget_none  # those in memory outside the slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +87,27 @@ class Sleeper:
     def sleep(self, level: int) -> None:
         """Give the memory of weights, KV cache and graphs back. Does nothing while asleep.
 
-        Level 1 copies the weights of a device with its own memory to the host; a CPU reads them from the page cache.
+        Level 1 keeps the weights as the kernels take them, a GPU's in the host's memory, a CPU's in a file. Without
+        room for that, and at level 2, the wake reads the checkpoint again.
         """
         if self._awake is None:
             return
         memory = self._memory
-        model = self._awake.model if level == 1 and isinstance(memory, DeviceMemory) else None
+        model = self._awake.model if level == 1 and isinstance(memory, ParkingMemory) else None
         self._awake = None
         if model is not None:
             model.decoder.forget_cache()
+            model.forget_adapters()
         gc.unfreeze()  # a decoder and its graphs are a cycle
         gc.collect()
+        if model is not None and isinstance(memory, ParkingMemory):
+            try:
+                self._parked = _Parked(model, memory.park())
+            except OSError as error:
+                logger.info("the wake will read the checkpoint again: %s", error)
+                del model
+                gc.collect()
         gc.freeze()  # the wake collects only what it makes
-        if model is not None and isinstance(memory, DeviceMemory):
-            self._parked = _Parked(model, memory.park())
         memory.rest()
         self._hold(memory.held())
 

@@ -78,6 +78,7 @@ def load(
         embeds=not spec.generates,
         files=files,
         load_adapter=load_adapter if config.adapter_slots else refuse_adapter,
+        forget_adapters=by_digest.clear,
         tower=None
         if images is None
         else load_tower(folder.description, backend, spec.hidden_size, images.mean, images.std),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -173,6 +174,35 @@ async def test_four_ranks_with_integer_weights_and_cache_sleep_and_wake(tmp_path
             ids = list(range(5, 60))
             expected = (await gateway.complete(ids, max_tokens=40)).ids
             await falls_asleep_and_wakes(server, gateway, ids, expected)
+
+
+async def test_wake_of_a_cpu_reads_the_checkpoint_after_a_sleep_of_level_2_alone(
+    tmp_path: Path, redis_url: str
+) -> None:
+    folder = Path(shutil.copytree(BUNDLED_MODEL, tmp_path / "model"))
+    weights, away = folder / "model.safetensors", folder / "away"
+    with server_process(tmp_path, redis_url, MODEL=str(folder), TENSOR_PARALLEL="1", DTYPE="bfloat16") as server:
+        async with FakeGateway(server.address) as gateway:
+            await gateway.wait_serving()
+            ids, ranks = list(range(5, 60)), server.ranks()
+            expected = (await gateway.complete(ids, max_tokens=40)).ids
+            await gateway.wait_state(lambda state: state.running == 0)
+            for _ in range(2):
+                await gateway.stub.Sleep(pb.SleepRequest(level=1))
+                weights.rename(away)
+                await gateway.stub.Wake(pb.WakeRequest())
+                await gateway.wait_serving()
+                assert (await gateway.complete(ids, max_tokens=40)).ids == expected
+                away.rename(weights)
+                await gateway.wait_state(lambda state: state.running == 0)
+            assert server.ranks() == ranks
+            await gateway.stub.Sleep(pb.SleepRequest(level=2))
+            weights.rename(away)
+            await gateway.stub.Wake(pb.WakeRequest())
+            await gateway.wait_state(lambda state: state.phase == pb.PHASE_RECOVERING)
+            away.rename(weights)
+            await gateway.wait_serving()
+            assert (await gateway.complete(ids, max_tokens=40)).ids == expected
 
 
 @pytest.mark.parametrize("server", [1], ids=["tp1"], indirect=True)

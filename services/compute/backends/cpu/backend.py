@@ -22,12 +22,14 @@ from services.compute.backends.cpu.attention import INT8, PagedAmx, PagedInt8, P
 from services.compute.backends.cpu.collectives import ReplayedLoneRank
 from services.compute.backends.cpu.graph import MAX_DECODES, MAX_ROWS, KernelGraph
 from services.compute.backends.cpu.ops import KernelOps, OneDnnOps
-from services.compute.backends.cpu.paging import page_out
+from services.compute.backends.cpu.paging import folder_on_disk, page_out
+from services.compute.backends.cpu.parked import park_in_file
 from services.compute.backends.cpu.shared_memory import KernelCommunicator, SharedMemoryCommunicator
 from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
 from services.compute.backends.frames import FrameAttention
 from services.compute.backends.kv_format import Coding, KvFormat, plain_format
 from services.compute.backends.mapped import give_back_code
+from services.compute.backends.parking import Restore, tensors_on
 from services.compute.backends.shapes import AttentionShape
 from services.compute.backends.sizing import available_host_memory
 from services.compute.backends.torch.bidirectional import BidirectionalAttention
@@ -73,6 +75,14 @@ class HostMemory:
     def available(self, ranks: int) -> int:
         """Bytes that this rank may still allocate."""
         return available_host_memory() // ranks
+
+
+class KernelMemory(HostMemory):
+    """The machine's memory with weights in the layout of our kernels, which a file can hold."""
+
+    def park(self) -> Restore:
+        """Move all tensors to a file; the returned function brings them back. Raises OSError, and moves none."""
+        return park_in_file(tensors_on(CPU), folder_on_disk(), available_host_memory())
 
 
 class OneDnnBackend:
@@ -141,6 +151,7 @@ class KernelBackend(OneDnnBackend):
         super().__init__(torch.bfloat16, kv_format)
         self.kernels = kernels
         self.ops = KernelOps(kernels)
+        self.memory = KernelMemory()
 
     def over_numbers(self, shape: AttentionShape, numbers: torch.dtype) -> Sequence[Candidate]:
         """Return the fastest kernel over bfloat16."""

@@ -54,6 +54,9 @@ class FullGpu:
     def park(self) -> Restore:
         raise NotImplementedError
 
+    def pin(self, area: memoryview) -> None:
+        raise NotImplementedError
+
     def report(self) -> MemoryReport:
         report = MemoryReport(80 * GIB, self.available(1), self.reserved, self.peak)
         self.peak = self.reserved
