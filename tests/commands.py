@@ -155,7 +155,7 @@ NOT_TYPED = {
             *("ryzanstein keys rotate", "ryzanstein keys list", "ryzanstein keys limit ID --hours HH:MM-HH:MM"),
             "ryzanstein keys create acme --budget-per-month 250",
         ),
-        "it needs other checkpoints; tests/e2e/test_several_models.py starts copies of the bundled one": (
+        "tests/e2e/test_several_models.py types it with copies of the bundled model": (
             "ryzanstein up --model /models/a --model /models/b:int8 --model c.gguf",
             "ryzanstein up --model /models/a --model /models/b:int8 --model c.gguf --max-awake 1 --idle-sleep 5m",
         ),
