@@ -9,7 +9,6 @@ from services.worker.drafting.draft import Draft, Drafter
 from services.worker.drafting.forced import ForcedTokens
 
 _FADING = 0.98  # weight of the older drafts, with each new one
-_FORGETTING = 0.995  # weight of the evidence against a kind of draft, each time that it prevents one
 
 
 @dataclass(slots=True)
@@ -28,11 +27,6 @@ class Evidence:
         """The estimate, where `before` was estimated without this evidence."""
         return (self.stood + weight * before) / (self.verified + weight)
 
-    def forget(self) -> None:
-        """Lower the weight, so that a kind of draft that the evidence prevents is tried again in time."""
-        self.verified *= _FORGETTING
-        self.stood *= _FORGETTING
-
 
 @dataclass(slots=True)
 class Drafts:
@@ -43,6 +37,7 @@ class Drafts:
     seen: int = -1  # number of tokens that `newest` follows
     newest: Sequence[Draft] = ()  # the drafters' proposals
     carried: Draft | None = None  # proposals of the step in flight
+    untried: Draft | None = None  # not carried; its first token is compared with the drawn one all the same
     forced: ForcedTokens | None = None  # one of the drafters, for a request with a grammar
 
     def after(self, token_ids: Sequence[int], most: int) -> Sequence[Draft]:

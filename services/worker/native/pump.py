@@ -86,7 +86,8 @@ class StepPump:
             outputs = self.scheduler.apply(result)
             accepted = self.scheduler.counters.accepted_tokens.total() - accepted
             seconds = now - max(step.planned_at, self._last_result)
-            cost = self._step_timer.returned(step.load, seconds, accepted, result.times.wait / 1e6)
+            wait_s = result.times.wait / 1e6 if step.planned_at >= self._last_result else 0.0
+            cost = self._step_timer.returned(step.load, seconds, accepted, wait_s)
             self._last_result = now
             self._adapt()
             self._advance()

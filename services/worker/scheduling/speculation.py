@@ -30,6 +30,8 @@ from services.worker.scheduling.step_builder import StepBuilder
 _MOST = 31  # proposals of a request in a step
 # `bench.speculation` shows gains up to here; with many more, the search alone costs: some 8 us a request and step.
 _MOST_RUNNING = 16
+# After a search that finds nothing, there is none for a step for each so many requests: it would only cost.
+_REQUESTS_A_REST = 4
 _OWN_WEIGHT = 6.0  # evidence of other requests counts as much as this many of the request's own proposals
 _PRIOR_WEIGHT = 4.0
 _LEAST_ANSWER = 16  # tokens; a shorter answer is not remembered
@@ -46,21 +48,22 @@ class DraftCost:
 
 
 class _Candidate(NamedTuple):
-    """The `n`th proposal of a draft. Candidates order by their gain, the largest first."""
+    """The `n`th token of a draft. Candidates order by their gain, the largest first."""
 
     negative_gain: float
     request: int  # its index
     n: int
+    certainty: float  # probability that the tokens in flight are the draft's first ones, else it is not computed
     probability: float  # that a proposal stands, if those before it do
     draft: Draft
 
     @property
     def gain(self) -> float:
-        """The tokens that it adds to the step, on average: the probability that all proposals up to it stand."""
+        """The tokens that it adds to the step, on average, if it is computed: the probability that it stands."""
         return -self.negative_gain
 
     def following(self) -> _Candidate:
-        """The draft's next proposal."""
+        """The draft's next token."""
         return self._replace(negative_gain=self.negative_gain * self.probability, n=self.n + 1)
 
 
@@ -73,6 +76,7 @@ class Speculator:
         self._config, self._counters = config, counters
         self._texts = TenantTexts()
         self._evidence: dict[tuple[str, int], Evidence] = {}  # by drafter and size of the match
+        self._rest = 0  # calls without a search
 
     def open(self, request: Request) -> Drafts | None:
         """The drafters of a new request; None: nothing is ever proposed for it."""
@@ -90,37 +94,58 @@ class Speculator:
             self._texts.add(_scope(request), request.token_ids[request.n_prompt :])
 
     def choose(self, running: Sequence[Request]) -> dict[Request, Draft]:
-        """Proposals for a step of decodes; none if a prompt is being computed, which needs the rows."""
+        """Proposals for a step of decodes; none if a prompt is being computed, which needs the rows.
+
+        While a step is in flight they tell whether to wait for its result: they follow from the tokens that it draws.
+        """
         cost, n = self.cost, len(running)
         if not cost.decode_s or not 0 < n <= self.most_running or cost.proposal_s * n >= cost.decode_s + cost.wait_s:
             return {}  # not even a sure token would pay
-        if any(request.n_planned < len(request.token_ids) - 1 for request in running):
+        in_flight = [request.n_planned + 1 - len(request.token_ids) for request in running]
+        if min(in_flight) < 0:
             return {}
-        heap, chosen = self._candidates(running), {}
+        if self._rest:
+            self._rest -= 1
+            return {}
+        chosen = self._best(running, self._candidates(running, in_flight))
+        self._rest = 0 if chosen else n // _REQUESTS_A_REST
+        return chosen
+
+    def _best(self, running: Sequence[Request], heap: list[_Candidate]) -> dict[Request, Draft]:
+        """The proposals with which the step yields the most tokens per second; none if it does so without any."""
+        cost, n, last = self.cost, len(running), dict[int, _Candidate]()
         tokens, seconds, rows = float(n), cost.decode_s + cost.wait_s, n
         while heap and rows < self._config.max_running:
             best = heap[0]
             if best.gain * seconds <= cost.proposal_s * tokens:
                 break
-            tokens, seconds, rows = tokens + best.gain, seconds + cost.proposal_s, rows + 1
-            chosen[running[best.request]] = best.draft._replace(token_ids=best.draft.token_ids[: best.n])
+            tokens, seconds = tokens + best.certainty * best.gain, seconds + best.certainty * cost.proposal_s
+            rows += 1
+            last[best.request] = best
             if best.n < len(best.draft.token_ids):
                 heapreplace(heap, best.following())
             else:
                 heappop(heap)
-        for candidate in heap:
-            if candidate.n == 1:
-                self._of(candidate.draft).forget()
-        return chosen if tokens * cost.decode_s > n * seconds else {}
+        if tokens * cost.decode_s <= n * seconds:
+            return {}
+        return {
+            running[best.request]: best.draft._replace(token_ids=best.draft.token_ids[: best.n])
+            for best in last.values()
+        }
 
-    def _candidates(self, running: Sequence[Request]) -> list[_Candidate]:
-        """A heap of the first proposals of the requests' drafts, the likeliest on top."""
+    def _candidates(self, running: Sequence[Request], in_flight: Sequence[int]) -> list[_Candidate]:
+        """A heap of the first proposals of the requests' likeliest drafts that go on after the tokens in flight."""
         heap = []
-        for index, request in enumerate(running):
-            drafts = [(self._probability(request, draft), draft) for draft in self._drafts(request)]
-            if drafts:
+        for index, (request, n) in enumerate(zip(running, in_flight, strict=True)):
+            drafts = [
+                (self._probability(request, draft), draft)
+                for draft in self._drafts(request)
+                if len(draft.token_ids) > n
+            ]
+            if request.drafts is not None and drafts:
                 probability, draft = max(drafts, key=itemgetter(0))
-                heap.append(_Candidate(-probability, index, 1, probability, draft))
+                request.drafts.untried = draft
+                heap.append(_Candidate(-probability, index, n + 1, probability**n, probability, draft))
         heapify(heap)
         return heap
 
@@ -138,7 +163,7 @@ class Speculator:
         proposals = tuple(draft.token_ids[:n])
         if proposals:
             assert request.drafts is not None
-            request.drafts.carried = draft._replace(token_ids=proposals)
+            request.drafts.carried, request.drafts.untried = draft._replace(token_ids=proposals), None
         builder.add(request, 1 + n, new_blocks, proposals=proposals)
 
     def returned(self, request: Request, output: Output, ledger: TenantLedger) -> Output:
@@ -160,10 +185,20 @@ class Speculator:
         return output._replace(accepted_prediction=n_accepted, rejected_prediction=n_rejected)
 
     def _drafts(self, request: Request) -> Sequence[Draft]:
-        most = min(_MOST, request.limit - len(request.token_ids) - 1)
-        if request.drafts is None or most < 1:
+        drafts, n_tokens = request.drafts, len(request.token_ids)
+        most = min(_MOST, request.limit - n_tokens - 1)
+        if drafts is None or most < 1:
             return ()
-        return request.drafts.after(request.token_ids, most)
+        if drafts.untried is not None and n_tokens > drafts.seen:
+            self._learn_untried(drafts, drafts.untried, request.token_ids[drafts.seen])
+        return drafts.after(request.token_ids, most)
+
+    def _learn_untried(self, drafts: Drafts, draft: Draft, token: int) -> None:
+        """Learn from the `token` that was drawn where a draft began that no step carried."""
+        drafts.untried = None
+        self._of(draft).add(1, int(token == draft.token_ids[0]))
+        if (own := drafts.own.get(draft.drafter)) is not None:
+            own.add(0, 0)  # it fades, so that the drafter is tried again where the text has changed
 
     def _of(self, draft: Draft) -> Evidence:
         return self._evidence.setdefault((draft.drafter, draft.match.bit_length()), Evidence())

@@ -233,3 +233,51 @@ def test_cost_of_proposals_depends_on_the_number_of_decodes() -> None:
         timer.returned(StepLoad.of([DRAFTED, *decodes]), 0.028, n_accepted=1)
     assert timer.draft_cost(1).proposal_s == pytest.approx(0.00025, rel=0.2)
     assert timer.draft_cost(16).proposal_s == pytest.approx(0.002, rel=0.2)
+
+
+def test_drafts_pause_where_their_steps_lose_time() -> None:
+    timer = StepTimer()
+    decoded(timer, 1, 10.0, steps=8)
+    for _ in range(40):
+        timer.returned(StepLoad.of([DRAFTED]), 0.018, n_accepted=1, wait_s=0.001)
+        assert timer.draft_cost(1).decode_s
+    n_steps = 0
+    while timer.draft_cost(1).decode_s:
+        timer.returned(StepLoad.of([DRAFTED]), 0.018, n_accepted=0, wait_s=0.001)
+        n_steps += 1
+    assert 1 < n_steps < 20
+    decoded(timer, 1, 10.0, steps=63)
+    assert not timer.draft_cost(1).decode_s
+    decoded(timer, 1, 10.0)
+    assert timer.draft_cost(1).decode_s
+
+
+def test_drafts_pause_where_waits_are_in_vain() -> None:
+    timer = StepTimer()
+    decoded(timer, 4, 10.0, steps=8)
+    beside = StepLoad.of([Chunk(i, 9, 1, draws=True) for i in range(4)])
+    for _ in range(20):
+        timer.returned(beside, 0.010, wait_s=0.002)
+    assert not timer.draft_cost(4).decode_s
+    decoded(timer, 1, 5.0, steps=8)
+    assert timer.draft_cost(1).decode_s
+
+
+def test_wait_for_a_plan_depends_on_the_number_of_decodes() -> None:
+    timer = StepTimer()
+    decoded(timer, 1, 5.0, steps=8)
+    decoded(timer, 16, 20.0, steps=8)
+    beside = [Chunk(i, 9, 1, draws=True) for i in range(1, 16)]
+    for _ in range(40):
+        timer.returned(StepLoad.of([DRAFTED]), 0.006, n_accepted=4, wait_s=0.0006)
+        timer.returned(StepLoad.of([DRAFTED, *beside]), 0.0205, n_accepted=4, wait_s=0.004)
+    assert timer.draft_cost(1).wait_s == pytest.approx(0.0006, rel=0.1)
+    assert timer.draft_cost(16).wait_s == pytest.approx(0.004, rel=0.1)
+
+
+def test_first_steps_after_prompts_do_not_make_losses_look_like_gains() -> None:
+    """The first step of so many decodes took three times as long as the others."""
+    timer = StepTimer()
+    decoded(timer, 16, 72.0)
+    decoded(timer, 16, 24.0, steps=7)
+    assert timer.draft_cost(16).decode_s == pytest.approx(0.024, rel=0.02)

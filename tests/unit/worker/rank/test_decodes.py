@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ryzanstein.v1.worker_pb2 import Sampling
 
+from services.compute.backends.batch import StepNumbers
 from services.compute.backends.collectives import SingleRank
 from services.compute.backends.cuda import graph
-from services.compute.backends.draws import DrawRows
+from services.compute.backends.draws import DrawNumbers, DrawRows
 from services.compute.model.build import load_model
 from services.compute.model.decoder import Decoder
 from services.compute.model.registry import describe
@@ -26,7 +27,8 @@ from services.worker.protocol.plan_codec import view_plan
 from services.worker.rank.drawn import DrawnTokens
 from services.worker.scheduling.request import Request
 from tests.unit.compute.backends.tape import TapedBackend
-from tests.unit.compute.model.zoo import prompt, write_checkpoint
+from tests.unit.compute.model.checkpoints import written_once
+from tests.unit.compute.model.zoo import VARIANTS, prompt, write_checkpoint
 from tests.unit.worker.rank.late import BLOCK, LENGTH, N_BLOCKS, SLOTS, SlowDevice, assert_same, make_runner, serve
 from tests.unit.worker.rank.test_overlap import make_requests
 
@@ -111,6 +113,38 @@ def test_tokens_are_the_same_with_and_without_overlap_graphs_and_drafts(
     for graphs, overlaps, guesses in product((False, True), (False, True), ([], texts)):
         actual, also_cut, _, _ = served(folder, make(), seed, graphs=graphs, overlaps=overlaps, guesses=guesses)
         assert_same(expected, actual, cut | also_cut)
+
+
+@pytest.fixture(scope="module")
+def family_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return written_once(VARIANTS, tmp_path_factory)
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gpt2", "mixtral", "qwen3"])
+def test_replayed_drafts_change_no_token_of_a_family(
+    family: str, family_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of a draft is replayed as a sequence of its own, in the blocks of its request."""
+    drafted, forward = [], graph.CudaDecodes.forward
+
+    def watched(decodes: graph.CudaDecodes, numbers: StepNumbers, drawn: DrawNumbers | None) -> torch.Tensor:
+        drafted.append(len(numbers.lengths) - len(set(numbers.block_tables[:, 0].tolist())))
+        return forward(decodes, numbers, drawn)
+
+    def make() -> list[Request]:
+        prompts = [prompt(9 + number, 88, number) for number in range(4)]
+        samplings = [Sampling(temperature=number / 3, seed=number) for number in range(4)]
+        return [Request(ids, len(ids), of, max_tokens=24) for ids, of in zip(prompts, samplings, strict=True)]
+
+    folder = family_folder(family)
+    expected, cut, _, _ = served(folder, make(), 0, graphs=False, overlaps=False)
+    monkeypatch.setattr(graph.CudaDecodes, "forward", watched)
+    texts = [request.token_ids for request in expected]
+    for overlaps in (False, True):
+        drafted.clear()
+        drafted_requests, also_cut, _, _ = served(folder, make(), 0, graphs=True, overlaps=overlaps, guesses=texts)
+        assert_same(expected, drafted_requests, cut | also_cut)
+        assert sum(drafted) > 2
 
 
 def launch(folder: Path, plans: list[StepPlan], *, graphs: bool) -> tuple[list[dict[int, int]], SlowDevice]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ryzanstein.v1.worker_pb2 import Sampling
 
@@ -44,13 +44,16 @@ class Harness:
         kept_events: int | None = None,
         kept_blocks: Sequence[int] = (),  # sizes of the places below the pool
         rng: random.Random | None = None,
+        clock: Callable[[], float] | None = None,
         **sizes: int,
     ) -> None:
         self.config = SchedulerConfig(**{"n_blocks": 64, "block_tokens": 16, "max_model_len": 256, **sizes})
         self.events = KvEventLog() if kept_events is None else KvEventLog(kept_events)
         self.now = 0.0
         self.kept = KeptBlocks(kept_blocks, self.events, rng or random.Random(0)) if kept_blocks else None
-        self.scheduler = Scheduler(self.config, self.events, clock=lambda: self.now, places=self.kept or DEVICE_ONLY)
+        self.scheduler = Scheduler(
+            self.config, self.events, clock=clock or self.read_clock, places=self.kept or DEVICE_ONLY
+        )
         if self.kept:
             self.kept.harness = self
         self.scheduler.share_min_tokens = share_min_tokens
@@ -59,6 +62,9 @@ class Harness:
         self.in_flight: deque[StepResult] = deque()  # results of executed plans, in their order
         self.answers: dict[Request, list[int]] = {}
         self.ended: dict[Request, Finish] = {}
+
+    def read_clock(self) -> float:
+        return self.now
 
     def submit(self, prompt: list[int], max_tokens: int = 4, **fields: object) -> Request:
         root = fields.pop("chain_root", chain_root("test"))
