@@ -80,7 +80,7 @@ class CopyBehind:
 
     def follow(self, request: Request, standby: pb.Standby | None, device: DeviceKv) -> None:
         """Copy the request's complete blocks until it ends, if it has a standby."""
-        if standby is not None and self._limits.tokens and device.blocks_per_copy and request.reads_cache:
+        if standby is not None and self._limits.tokens and device.shared and request.reads_cache:
             task = asyncio.create_task(self._run(_Copy(request, standby, device)), name="kv-copy")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -41,7 +41,7 @@ class _UnwantedError(Exception):
 
 
 class PrefixReader(Protocol):
-    """One load's blocks in the place they come from."""
+    """One load's blocks in the place they come from, with the pieces of the state at their end if it is loaded too."""
 
     def read(self, digests: Sequence[bytes], first: int, limit_s: float) -> AsyncGenerator[bytes, None]:
         """The checked contents of the prefix `digests` from block `first` on, in order. Raises LoadError."""
@@ -88,11 +88,19 @@ class _Load:
     prefix: list[bytes]  # digests of all blocks, including those that the pool holds
     arrival: Arrival
     waiting: list[Request]
-    n_received: int = 0  # blocks
+    pieces: list[bytes]  # digests of the pieces of the state after the prefix; none: it is not loaded
+    n_received: int = 0  # blocks and pieces
 
     @property
     def wanted(self) -> bool:
         return any(request.status is Status.DEFERRED for request in self.waiting)
+
+    @property
+    def n_missing(self) -> int:
+        return len(self.arrival.digests) + len(self.pieces)
+
+    def brings_state(self, prefix: Sequence[bytes]) -> bool:
+        return bool(self.pieces) and self.prefix[-1] == prefix[-1]
 
 
 class BlockLoader:
@@ -109,26 +117,31 @@ class BlockLoader:
         """Whether a load is in progress."""
         return bool(self._loads)
 
-    def start(self, device: DeviceKv, request: Request, reader: PrefixReader, n_tokens: int) -> bool:
+    def start(
+        self, device: DeviceKv, request: Request, reader: PrefixReader, n_tokens: int, *, with_state: bool = False
+    ) -> bool:
         """Bring the missing blocks of the first `n_tokens` tokens; the caller defers the request after True.
 
-        False: no block is missing, or there is no room.
+        `with_state`: and the state after them, also when no block is missing. False: nothing is missing, or there is
+        no room.
         """
         size = device.layout.block_tokens
         prefix = request.block_digests(size, 0, min(n_tokens, len(request.token_ids) - 1) // size)
         for load in self._loads:
-            if prefix and prefix[-1] in load.arrival.digests:
+            if prefix and (prefix[-1] in load.arrival.digests or (with_state and load.brings_state(prefix))):
                 load.waiting.append(request)
                 return True
         arrival = None
         if device.blocks_per_copy and len(self._loads) < MAX_LOADS:
-            arrival = device.owner.scheduler.transfers.expect(request, n_tokens)
+            least = 0 if with_state else 1
+            arrival = device.owner.scheduler.transfers.expect(request, n_tokens, least=least)
         if arrival is None:
             return False
-        load = _Load(reader, prefix, arrival, [request])
-        limit_s = MOST_S
+        pieces = [name.digest for name in device.pieces(prefix[-1])] if with_state else []
+        load = _Load(reader, prefix, arrival, [request], pieces)
+        limit_s, n_blocks = MOST_S, len(prefix) if with_state else len(arrival.digests)
         if tokens_per_s := self.prefill_tokens_per_s():
-            limit_s = min(limit_s, max(LEAST_S, PATIENCE * len(arrival.digests) * size / tokens_per_s))
+            limit_s = min(limit_s, max(LEAST_S, PATIENCE * n_blocks * size / tokens_per_s))
         self._loads[load] = asyncio.create_task(self._run(device, load, limit_s), name="load")
         return True
 
@@ -151,16 +164,16 @@ class BlockLoader:
             async with asyncio.timeout(limit_s):
                 await self._fetch(device, load, limit_s)
         except TimeoutError:
-            reader.failed("timeout", f"not complete after {limit_s:.1f} s", len(arrival.digests))
+            reader.failed("timeout", f"not complete after {limit_s:.1f} s", load.n_missing)
         except LoadError as error:
-            reader.failed(error.reason, str(error), len(arrival.digests))
+            reader.failed(error.reason, str(error), load.n_missing)
         except RanksFailedError as error:
-            reader.failed("ranks_lost", str(error), len(arrival.digests))
+            reader.failed("ranks_lost", str(error), load.n_missing)
         except _UnwantedError:
             log.debug("a load is not wanted any more")
         except Exception as error:  # the requests continue after any error
             log.exception("a load failed")
-            reader.failed("error", repr(error), len(arrival.digests))
+            reader.failed("error", repr(error), load.n_missing)
         finally:
             del self._loads[load]
             reader.ended((n_missing - len(arrival.digests)) * device.block_bytes, time.monotonic() - began)
@@ -171,21 +184,23 @@ class BlockLoader:
             self._postponed.clear()
 
     async def _fetch(self, device: DeviceKv, load: _Load, limit_s: float) -> None:
-        """Receive the blocks in order; write and publish them in batches of one staging area."""
+        """Receive the blocks in order; write and publish them in batches of one staging area, then the state."""
         arrival, most = load.arrival, device.blocks_per_copy
         batch: list[bytes] = []
-        async with aclosing(load.reader.read(load.prefix, len(arrival.held), limit_s)) as blocks:
+        async with aclosing(load.reader.read([*load.prefix, *load.pieces], len(arrival.held), limit_s)) as blocks:
             async for content in blocks:
                 batch.append(content)
                 load.n_received += 1
-                if len(batch) == min(most, len(arrival.digests)):
+                if arrival.digests and len(batch) == min(most, len(arrival.digests)):
                     await self._adopt(device, load, batch)
                     batch = []
-                    if not arrival.digests:
-                        return
-        if batch:
+                if not arrival.digests and len(batch) == len(load.pieces):
+                    await self._take_state(device, load, batch)
+                    return
+        if batch and arrival.digests:
             await self._adopt(device, load, batch)
-        raise LoadError("evicted", f"{len(arrival.digests)} of {len(load.prefix)} blocks are not held there")
+        missing = f"{len(arrival.digests)} of {len(load.prefix)} blocks"
+        raise LoadError("evicted", f"{missing if arrival.digests else 'pieces of a state'} are not held there")
 
     async def _adopt(self, device: DeviceKv, load: _Load, batch: Sequence[bytes]) -> None:
         if not load.wanted:
@@ -193,3 +208,20 @@ class BlockLoader:
         await device.ranks.write_blocks(load.arrival.fresh[: len(batch)], batch)
         device.owner.adopt(load.arrival, len(batch))
         load.reader.loaded(len(batch), sum(len(content) for content in batch))
+
+    async def _take_state(self, device: DeviceKv, load: _Load, pieces: Sequence[bytes]) -> None:
+        """Make a snapshot of a state, if one was loaded and the ranks have none."""
+        if not pieces:
+            return
+        if not load.wanted:
+            raise _UnwantedError
+        snapshots, digest, written = device.owner.scheduler.transfers.snapshots, load.prefix[-1], False
+        assert snapshots is not None, "states are loaded for models that have them"
+        row = snapshots.expect(digest)
+        if row is None:
+            return
+        try:
+            await device.write_state(row, pieces)
+            written = True
+        finally:
+            snapshots.arrived(digest, row, written=written)

@@ -43,15 +43,19 @@ class Neighbours:
         totals: TransferTotals,
     ) -> None:
         self._loader, self._totals, self._tls = loader, totals, limits.tls
-        self.pull_speed = Bandwidth(limits.pull_bytes_per_s)
+        self._pull_speed = Bandwidth(limits.pull_bytes_per_s)
         self.source = BlockSource(device, tiers, totals)
         self.copies = CopyBehind(device, self.source, totals, limits.copies, limits.tls)
         self.standby = Standby(device, totals)
 
+    def pull_bytes_per_s(self, device: DeviceKv | None) -> float:
+        """Bandwidth of pulls; 0 if there are none."""
+        return self._pull_speed.bytes_per_s() if device is None or device.shared else 0.0
+
     def pull(self, device: DeviceKv, request: Request, hint: pb.PullHint | None) -> None:
         """Queue a deferred request, after its prefix has come from another worker if there is a hint."""
-        if hint is not None:
-            reader = Neighbour(hint, device, self.pull_speed, self._totals, self._tls)
+        if hint is not None and device.shared:
+            reader = Neighbour(hint, device, self._pull_speed, self._totals, self._tls)
             if self._loader.start(device, request, reader, hint.tokens):
                 return
         device.owner.requeue([request])

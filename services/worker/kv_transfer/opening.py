@@ -6,14 +6,12 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from ryzanstein.v1 import worker_pb2 as pb
-
 from services.common.lifecycle import StartupError
 from services.worker.engine.base import Engine
 from services.worker.engine.kv_events import BlockPlace
 from services.worker.engine.state import PlaceTotals
 from services.worker.kv_transfer.block_store import BlockStore
-from services.worker.kv_transfer.device import block_bytes
+from services.worker.kv_transfer.device import BlockSizes, block_bytes
 from services.worker.kv_transfer.disk_store import DiskStore
 from services.worker.kv_transfer.host_store import HostStore
 from services.worker.kv_transfer.loader import BlockLoader
@@ -50,12 +48,12 @@ NO_TIERS = TierSizes()
 
 def open_tiers(
     sizes: TierSizes,
-    layout: pb.KvLayout,
+    block_sizes: BlockSizes,
     engine: Engine,
     loader: BlockLoader,
 ) -> Tiers:
-    """The places for an engine's blocks. Raises StartupError for sizes and paths that cannot work."""
-    events, totals = engine.kv_events, engine.transfers
+    """The places for an engine's blocks and states. Raises StartupError for sizes and paths that cannot work."""
+    events, totals, layout = engine.kv_events, engine.transfers, block_sizes.layout
     stores: list[BlockStore] = []
     size = block_bytes(layout)
     if not size and (sizes.host_bytes or sizes.disk_path):
@@ -83,6 +81,11 @@ def open_tiers(
         raise StartupError(f"{name}: {error}") from error
     except OSError as error:
         raise _unusable(sizes.disk_path, error) from error
+    for store in stores:
+        if store.capacity <= block_sizes.n_pieces:
+            name = "RYZANSTEIN_HOST_CACHE_GIB" if store.place is BlockPlace.HOST else "RYZANSTEIN_DISK_CACHE_GIB"
+            room, state = store.totals.capacity_bytes, block_sizes.n_pieces * size
+            raise StartupError(f"{name}: {room:,} bytes hold no block with the state at its end, which has {state:,}")
     return Tiers(stores, loader, events, engine.changes.announce)
 
 

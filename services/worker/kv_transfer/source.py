@@ -58,7 +58,7 @@ class BlockSource:
             raise BlocksUnavailableError(Unavailable.GONE, "the ranks that held these blocks are gone")
         if reason := mismatch(request.layout, store.layout):
             raise BlocksUnavailableError(Unavailable.MISMATCH, reason)
-        if not store.blocks_per_copy:
+        if not store.shared:
             reason = "blocks of this model are not moved: too large, or without their states"
             raise BlocksUnavailableError(Unavailable.MISMATCH, reason)
         if self._readers >= MAX_READERS:

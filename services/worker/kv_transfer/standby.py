@@ -60,7 +60,7 @@ class Standby:
         if device is None:
             raise BlocksUnavailableError(Unavailable.GONE, "no ranks serve here now")
         reason = mismatch(message.layout, device.layout)
-        if reason or not device.blocks_per_copy:
+        if reason or not device.shared:
             raise BlocksUnavailableError(Unavailable.MISMATCH, reason or "blocks of this model are not moved")
         return device
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ryzanstein.v1 import worker_pb2 as pb
 
@@ -35,8 +35,18 @@ class _Run:
 
 
 @dataclass(frozen=True, slots=True)
+class _Loadable:
+    """Blocks of a prefix in places, as far as a request can begin with them."""
+
+    runs: Sequence[_Run]  # pieces of a state follow the blocks
+    lookups: Sequence[tuple[BlockStore, int, int]]  # blocks that a store holds and lacks, of those it was asked for
+    end: int  # blocks of the prefix that the request can begin with
+    with_state: bool = False  # the state at that end is in a place
+
+
+@dataclass(frozen=True, slots=True)
 class StoredPrefix:
-    """A reader of blocks in one store or in several, one after the other."""
+    """A reader of blocks in one store or in several, one after the other, and of a state after them."""
 
     runs: Sequence[_Run]
 
@@ -173,6 +183,11 @@ class Tiers:
         for writer in self._writers:
             writer.evicted(digest)
 
+    def saved(self, digest: bytes) -> None:
+        """Copy a snapshot, soon."""
+        for writer in self._writers:
+            writer.saved(digest)
+
     def cleared(self) -> None:
         """Copy no block of the pool."""
         for writer in self._writers:
@@ -181,32 +196,60 @@ class Tiers:
     def load(self, request: Request, digests: Sequence[bytes], first: int, worth_tokens: int) -> bool:
         """Begin to load the blocks after the `first` ones that are here and load faster than they are computed."""
         device = self._device
-        if device is None:
+        if device is None or not self._stores:
             return False
-        runs, lookups, at = [], [], first
-        for store in self._stores:
-            store.touch(digests)
-            n = store.lookup(digests[at:])
-            lookups.append((store, n, len(digests) - at - n))
-            if n and not self._is_slow(store, n, device.layout.block_tokens):
-                runs.append(_Run(store, at, at + n))
-                at += n
-        n_tokens = at * device.layout.block_tokens
-        worthwhile = bool(runs) and n_tokens - first * device.layout.block_tokens >= worth_tokens
-        begun = worthwhile and self._loader.start(device, request, StoredPrefix(runs), n_tokens)
+        size, loadable = device.layout.block_tokens, self._find(device, digests, first)
+        worthwhile = bool(loadable.runs) and (loadable.end - first) * size >= worth_tokens
+        begun = worthwhile and self._loader.start(
+            device, request, StoredPrefix(loadable.runs), loadable.end * size, with_state=loadable.with_state
+        )
         if worthwhile and not begun and self._loader.busy:  # its end makes room
             self._loader.postpone(request)
             return True
-        for store, n_hits, n_misses in lookups:
+        for store, n_hits, n_misses in loadable.lookups:
             store.totals.hits += n_hits
             store.totals.misses += n_misses
         return begun
 
-    def _is_slow(self, store: BlockStore, n_blocks: int, block_tokens: int) -> bool:
-        """Whether computing `n_blocks` takes less time than a load."""
+    def _find(self, device: DeviceKv, digests: Sequence[bytes], first: int) -> _Loadable:
+        """Look a prefix up, of which a request can begin with the `first` blocks without a load."""
+        at, runs, lookups = first, list[_Run](), list[tuple[BlockStore, int, int]]()
+        if device.sizes.state_bytes:  # the device may hold more blocks than states
+            at = max(first, len(device.owner.scheduler.pool.match(digests)))
+        for store in self._stores:
+            store.touch(digests)
+            n = store.lookup(digests[at:])
+            lookups.append((store, n, len(digests) - at - n))
+            if n and not self._is_slow(store, n, n * device.layout.block_tokens):
+                runs.append(_Run(store, at, at + n))
+                at += n
+        return self._up_to_state(device, digests[:at], first, _Loadable(runs, lookups, at))
+
+    def _up_to_state(self, device: DeviceKv, digests: Sequence[bytes], first: int, loadable: _Loadable) -> _Loadable:
+        """Cut what can be loaded of the prefix `digests` to the last block at whose end there is a state."""
+        snapshots = device.owner.scheduler.transfers.snapshots
+        if snapshots is None:
+            return loadable
+        for end in range(len(digests), first, -1):
+            digest = digests[end - 1]
+            runs = [_Run(run.store, run.first, min(run.end, end)) for run in loadable.runs if run.first < end]
+            if digest in snapshots:
+                return replace(loadable, runs=runs, end=end)
+            last = device.last_piece(digest)
+            store = next((store for store in self._stores if store.lookup((last,))), None)
+            if store is not None:
+                n = device.sizes.n_pieces
+                if self._is_slow(store, n, (end - first) * device.layout.block_tokens):
+                    break
+                store.touch([*digests[:end], *(name.digest for name in device.pieces(digest))])
+                return replace(loadable, runs=[*runs, _Run(store, end, end + n)], end=end, with_state=True)
+        return replace(loadable, runs=(), end=first)
+
+    def _is_slow(self, store: BlockStore, n_blocks: int, n_tokens: int) -> bool:
+        """Whether computing `n_tokens` takes less time than a load of `n_blocks`."""
         tokens_per_s = self._loader.prefill_tokens_per_s()
         load_s = n_blocks * store.block_bytes / store.speed.bytes_per_s()
-        slow = tokens_per_s > 0 and load_s * tokens_per_s > n_blocks * block_tokens
+        slow = tokens_per_s > 0 and load_s * tokens_per_s > n_tokens
         store.totals.failures["slow"] += n_blocks * slow
         return slow
 

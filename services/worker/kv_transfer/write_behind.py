@@ -1,9 +1,10 @@
-"""Copies the pool's blocks to another place while steps go on."""
+"""Copies the pool's blocks, and snapshots of states, to another place while steps go on."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from services.worker.kv_transfer.block_store import BlockStore
 from services.worker.kv_transfer.device import DeviceKv
@@ -18,7 +19,8 @@ class WriteBehind:
     """Blocks of the pool on their way to one store, in the order of their publication.
 
     The pool may evict a block at any time, and the plan that overwrites it may be ordered before the copy. So the
-    contents of a copy are used only if the block was not evicted until they came.
+    contents of a copy are used only if the block was not evicted until they came. A snapshot is held while it is
+    copied, and copied once the store has its block.
 
     A block goes through the stores from `above` down, so the ranks copy it once: a store takes it from the one above,
     also after the pool has evicted it, and from the pool only if the one above has not kept it.
@@ -29,6 +31,7 @@ class WriteBehind:
     ) -> None:
         self.store, self._device, self._above = store, device, above
         self._pending: dict[bytes, BlockName] = {}  # parents before children
+        self._states: dict[bytes, None] = {}  # digests of the blocks at whose ends they are
         self._copying: set[bytes] = set()  # blocks whose contents come from the pool
         self._n_new = 0  # blocks that the store lacks, published since the last copy
         self._work = asyncio.Event()
@@ -49,9 +52,15 @@ class WriteBehind:
             self.store.totals.failures["late"] += 1
         self._copying.discard(digest)
 
+    def saved(self, digest: bytes) -> None:
+        """A snapshot can be copied."""
+        self._states[digest] = None
+        self._work.set()
+
     def cleared(self) -> None:
-        """No block can be copied from the pool any more."""
+        """No block or snapshot can be copied from the pool any more."""
         self._pending = {digest: name for digest, name in self._pending.items() if self._is_above(digest)}
+        self._states.clear()
         self._copying.clear()
 
     def expects(self, digest: bytes) -> bool:
@@ -67,11 +76,26 @@ class WriteBehind:
         while True:
             await self._work.wait()
             device = self._device()
-            if device is None or not self._pending or self._waits_for(next(iter(self._pending))):
+            if device is None or not self._ready():
                 self._work.clear()
                 continue
-            await self._copy(device, self._most(device))
+            if (digest := self._next_state()) is not None:
+                await self._copy_state(device, digest)
+            elif self._pending:
+                await self._copy(device, self._most(device))
+            else:  # their blocks were not kept
+                self.store.totals.failures["late"] += len(self._states)
+                self._states.clear()
             changed()
+
+    def _ready(self) -> bool:
+        """Whether there is something to copy that waits for no other store."""
+        if self._next_state() is not None:
+            return True
+        return not self._waits_for(next(iter(self._pending))) if self._pending else bool(self._states)
+
+    def _next_state(self) -> bytes | None:
+        return next((digest for digest in self._states if digest in self.store), None)
 
     def _most(self, device: DeviceKv) -> int:
         """Number of blocks in the next copy: twice as many as were completed since the last one, so a backlog shrinks.
@@ -151,3 +175,36 @@ class WriteBehind:
         copied = {digest: content for digest, content in zip(digests, contents, strict=True) if digest in self._copying}
         self._copying.clear()
         return copied
+
+    async def _copy_state(self, device: DeviceKv, digest: bytes) -> None:
+        del self._states[digest]
+        store, names = self.store, device.pieces(digest)
+        missing = [name for name in names if name.digest not in store]  # the last ones
+        if missing:
+            await self._copy_pieces(device, digest, missing)
+        store.touch([name.digest for name in names])  # the last piece is the first that may go
+
+    async def _copy_pieces(self, device: DeviceKv, digest: bytes, names: list[BlockName]) -> None:
+        snapshots, store = device.owner.scheduler.transfers.snapshots, self.store
+        assert snapshots is not None, "there are snapshots"
+        if (row := snapshots.hold(digest)) is None:
+            store.totals.failures["late"] += 1
+            return
+        stored, reserved = False, list(takewhile(store.prepare_store, names))
+        whole = len(reserved) == len(names)
+        try:
+            try:
+                contents = (await device.read_state(row))[-len(names) :] if whole else []
+            finally:
+                snapshots.release(digest)
+            if whole:
+                await store.write(names, contents)
+                stored, store.totals.fault = True, ""
+        except RanksFailedError:
+            return  # the engine watches the ranks
+        except Exception:
+            self._states[digest] = None
+            raise
+        finally:
+            for name in reserved:
+                store.complete_store(name, stored=stored)

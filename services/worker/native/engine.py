@@ -23,7 +23,7 @@ from services.worker.engine.kv_events import BlockPlace
 from services.worker.engine.output import Output, Progress
 from services.worker.engine.request import AdapterRef, EngineRequest
 from services.worker.engine.state import AdapterFacts, EngineModel, EngineState
-from services.worker.kv_transfer.device import DeviceKv, kv_layout
+from services.worker.kv_transfer.device import BlockSizes, DeviceKv, block_sizes
 from services.worker.kv_transfer.loader import BlockLoader
 from services.worker.kv_transfer.neighbours import Neighbours
 from services.worker.kv_transfer.opening import open_tiers
@@ -65,7 +65,7 @@ class NativeEngine(Engine):
         self._device: DeviceKv | None = None  # KV cache of the serving ranks
         self._adapters: AdapterSlots | None = None  # adapters of the serving ranks
         self._resident: Sequence[AdapterRef] = ()  # adapters that were in slots when the ranks fell asleep
-        self._layout = pb.KvLayout()  # layout of the ranks' KV
+        self._sizes = BlockSizes(pb.KvLayout())  # those on the ranks
         self._pinned: Sequence[AdapterRef] = ()  # in addition to those of the settings
         self._equipping: set[asyncio.Task[None]] = set()
         self._n_steps = 0
@@ -81,8 +81,8 @@ class NativeEngine(Engine):
             decode_step_ms=step_timer.decode_step_ms,
             computed_tokens=step_timer.computed_tokens,
             kv_bytes_per_token=device.bytes_per_token if device else 0,
-            pull_bytes_per_s=self._neighbours.pull_speed.bytes_per_s(),
-            standby_tokens=self._config.neighbours.copies.tokens if device and device.blocks_per_copy else 0,
+            pull_bytes_per_s=self._neighbours.pull_bytes_per_s(device),
+            standby_tokens=self._config.neighbours.copies.tokens if device and device.shared else 0,
             kv_places=self._tiers.states() if self._tiers else (),
             memory_bytes=self._ranks.held + self.transfers.places.host_bytes,
             memory=self.facts.memory.parts() if self.facts else {},
@@ -143,9 +143,10 @@ class NativeEngine(Engine):
         """Start the ranks and accept requests. Raises RanksFailedError, StartupError."""
         started = await self._ranks.start()
         log.info("%d ranks are ready after %.1f s", len(started.ranks), started.seconds)
-        config = scheduler_config(self._config.ranks, started.n_blocks, self._config.max_batched_tokens)
-        self._layout = kv_layout(self.model.hash_root, self._config.ranks, started)
-        self._tiers = self._tiers or open_tiers(self._config.tiers, self._layout, self, self._loader)
+        most, copy_s = self._config.max_batched_tokens, started.snapshot_s
+        config = scheduler_config(self._config.ranks, started.n_blocks, most, copy_s)
+        self._sizes = block_sizes(self.model.hash_root, self._config.ranks, started)
+        self._tiers = self._tiers or open_tiers(self._config.tiers, self._sizes, self, self._loader)
         scheduler = Scheduler(config, self.kv_events, self.counters, places=self._tiers)
         pump = self._pump = StepPump(
             scheduler,
@@ -164,7 +165,7 @@ class NativeEngine(Engine):
     def _open(self, pump: StepPump, vocab_size: int) -> None:
         """Accept requests for ranks that have started or woken, with the adapters that were resident before."""
         scheduler = pump.scheduler
-        self._device = DeviceKv(pump, self._ranks, self._layout)
+        self._device = DeviceKv(pump, self._ranks, self._sizes)
         if self._tiers is not None:
             self._tiers.attach(self._device)
         self._adapters = AdapterSlots(

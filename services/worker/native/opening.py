@@ -42,7 +42,7 @@ async def open_native(
     files = await asyncio.to_thread(read_model, folder)
     ranks = group_config(settings, files)
     require_room(settings, files.spec, ranks, host_room())
-    check_tiers(settings, ranks)
+    check_tiers(settings, files.spec, ranks)
     config, model = await describe_engine(settings, files, ranks, tls)
     config = replace(config, tiers=tier_sizes(settings))
     return NativeEngine(config, model, make_ranks(ranks), steps, life)
@@ -143,5 +143,6 @@ def served_model(files: ModelFolder, config: RankGroupConfig) -> EngineModel:
         prompts=files.embedding.prompts,
         default_prompt=files.embedding.default_prompt,
         kv_dtype=config.kv_format,
+        pulls=not config.has_state,
         images=_images(files),
     )

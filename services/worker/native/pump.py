@@ -103,6 +103,8 @@ class StepPump:
         measured = self._step_timer.prefill_budget(self._prefill_step_s, scheduler.n_running)
         scheduler.prefill_budget = measured or scheduler.prefill_budget
         scheduler.speculator.cost = self._step_timer.draft_cost(scheduler.n_running)
+        if (snapshots := scheduler.transfers.snapshots) is not None:
+            snapshots.adapt(self._step_timer.prefill_tokens_per_s)
 
     def _on_kick(self) -> None:
         self._kicked = False

@@ -140,8 +140,13 @@ def group_config(settings: WorkerSettings, model: ModelFolder) -> RankGroupConfi
         raise StartupError(str(error)) from error
 
 
-def scheduler_config(ranks: RankGroupConfig, n_blocks: int, max_batched_tokens: int = 2048) -> SchedulerConfig:
-    """The scheduler's configuration for ranks that have started with `n_blocks` blocks."""
+def scheduler_config(
+    ranks: RankGroupConfig, n_blocks: int, max_batched_tokens: int = 2048, snapshot_s: float = 0.0
+) -> SchedulerConfig:
+    """The scheduler's configuration for ranks that have started with `n_blocks` blocks.
+
+    `snapshot_s`: the seconds of a snapshot's copy, which they have measured.
+    """
     most = max(max_batched_tokens, ranks.max_running + ranks.frame_tokens, 0 if ranks.caches else ranks.max_model_len)
     return SchedulerConfig(
         n_blocks=n_blocks,
@@ -153,19 +158,21 @@ def scheduler_config(ranks: RankGroupConfig, n_blocks: int, max_batched_tokens: 
         speculation=ranks.speculation,
         has_state=ranks.has_state,
         snapshots=ranks.snapshots,
+        snapshot_s=snapshot_s,
         row_cost=ranks.row_patches,
         frame_layers=ranks.frame_layers,
         frame_tokens=ranks.frame_tokens,
     )
 
 
-def check_tiers(settings: WorkerSettings, ranks: RankGroupConfig) -> None:
+def check_tiers(settings: WorkerSettings, spec: ModelSpec, ranks: RankGroupConfig) -> None:
     """Raise StartupError for places of KV blocks that cannot work."""
     tiers = tier_sizes(settings)
-    if (tiers.host_bytes or tiers.disk_path) and (ranks.has_state or not ranks.caches):
+    continues = ranks.caches and spec.n_attending and (ranks.snapshots or not ranks.has_state)
+    if (tiers.host_bytes or tiers.disk_path) and not continues:
         name = "RYZANSTEIN_DISK_CACHE" if tiers.disk_path else "RYZANSTEIN_HOST_CACHE_GIB"
         raise StartupError(
-            f"{name}: only for models whose prompts are continued from KV blocks alone; this one's are not"
+            f"{name}: only for models with a KV cache whose prompts are continued from it; this one's are not"
         )
     tiers.check()
 

@@ -37,6 +37,11 @@ class GroupStarted:
         return max((rank.phases for rank in self.ranks), key=lambda phases: sum(phases.values()))
 
     @property
+    def snapshot_s(self) -> float:
+        """Seconds of a copy of a state, on the slowest rank."""
+        return max(rank.snapshot_s for rank in self.ranks)
+
+    @property
     def memory(self) -> MemoryAccount:
         """The sum of the ranks' accounts."""
         return sum((rank.memory for rank in self.ranks), start=MemoryAccount())
@@ -98,6 +103,14 @@ class RankGroup:
     async def write_blocks(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
         """Write contents that `read_blocks` of an equal group returned. Raises RanksFailedError without ranks."""
         await self._living().copies.write(blocks, contents)
+
+    async def read_state(self, row: int, n_bytes: int) -> bytes:
+        """The state in a row, the ranks' parts of `n_bytes` bytes, concatenated. Raises RanksFailedError."""
+        return await self._living().copies.read_state(row, n_bytes)
+
+    async def write_state(self, row: int, content: bytes) -> None:
+        """Write what `read_state` of an equal group returned. Raises RanksFailedError."""
+        await self._living().copies.write_state(row, content)
 
     async def load_adapter(self, order: AdapterOrder) -> str:
         """Load an adapter into a slot of all ranks; returns a rank's error, or an empty text.

@@ -31,6 +31,8 @@ class RankStarted:
     n_blocks: int  # usable KV blocks, the same on every rank; ids 1 to n_blocks
     model: ModelFacts
     kv_block_bytes: int = 0  # this rank's part of a block, over all layers
+    state_bytes: int = 0  # the same of a sequence's state; 0: the model has none
+    snapshot_s: float = 0.0  # seconds that a copy of a state takes
 
 
 @dataclass(frozen=True, slots=True)

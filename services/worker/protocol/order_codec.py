@@ -1,11 +1,11 @@
 """Orders to all ranks, which execute them between two steps, and the ranks' answers, as flat int32.
 
-order     kind, number, then for a copy: blocks; for an adapter: slot, keep, folder (text), digest (text), n_forget,
-          their digests (texts); for a sleep: level; for a wake: nothing
+order     kind, number, then for a copy: blocks; for a state: row, start, size; for an adapter: slot, keep, folder
+          (text), digest (text), n_forget, their digests (texts); for a sleep: level; for a wake: nothing
 answer    kind, number, error (text; empty: executed)
 
 In a rank's staging area block i of a copy starts at `i * block_bytes`; it holds the rank's part of all layers, in
-order.
+order. Bytes of a state start at 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from dataclasses import dataclass
 
 from services.worker.protocol.words import Kind, MalformedMessageError, WordCursor, Words, text_words
 
-ORDER_KINDS = (Kind.COPY_OUT, Kind.COPY_IN, Kind.ADAPTER, Kind.SLEEP, Kind.WAKE)
+ORDER_KINDS = (
+    *(Kind.COPY_OUT, Kind.COPY_IN, Kind.STATE_OUT, Kind.STATE_IN),
+    *(Kind.ADAPTER, Kind.SLEEP, Kind.WAKE),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,16 @@ class CopyOrder:
 
     out: bool
     blocks: Words  # [n]
+
+
+@dataclass(frozen=True, slots=True)
+class StateOrder:
+    """Copy bytes [start, start + size) of a row of the states, over all layers, to the staging area if `out`."""
+
+    out: bool
+    row: int
+    start: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +62,7 @@ class WakeOrder:
     """Rebuild what a sleep gave back."""
 
 
-Order = CopyOrder | AdapterOrder | SleepOrder | WakeOrder
+Order = CopyOrder | StateOrder | AdapterOrder | SleepOrder | WakeOrder
 
 
 def encode_order(number: int, order: Order) -> memoryview:
@@ -57,6 +70,8 @@ def encode_order(number: int, order: Order) -> memoryview:
     match order:
         case CopyOrder(out, blocks):
             words = [Kind.COPY_OUT if out else Kind.COPY_IN, number, *blocks.tolist()]
+        case StateOrder(out, row, start, size):
+            words = [Kind.STATE_OUT if out else Kind.STATE_IN, number, row, start, size]
         case SleepOrder(level):
             words = [Kind.SLEEP, number, level]
         case WakeOrder():
@@ -77,7 +92,7 @@ def decode_order(words: Words) -> tuple[int, Order]:
     if kind in (Kind.COPY_OUT, Kind.COPY_IN):
         return number, CopyOrder(kind == Kind.COPY_OUT, words[2:])
     if kind != Kind.ADAPTER:
-        order = SleepOrder(int(cursor.take(1)[0])) if kind == Kind.SLEEP else WakeOrder()
+        order = _decode_short(kind, cursor)
         cursor.finish()
         return number, order
     slot, keep = cursor.take(2).tolist()
@@ -85,6 +100,13 @@ def decode_order(words: Words) -> tuple[int, Order]:
     forget = tuple(cursor.take_text() for _ in range(int(cursor.take(1)[0])))
     cursor.finish()
     return number, AdapterOrder(slot, folder, digest, bool(keep), forget)
+
+
+def _decode_short(kind: int, cursor: WordCursor) -> Order:
+    if kind in (Kind.STATE_OUT, Kind.STATE_IN):
+        row, start, size = cursor.take(3).tolist()
+        return StateOrder(kind == Kind.STATE_OUT, row, start, size)
+    return SleepOrder(int(cursor.take(1)[0])) if kind == Kind.SLEEP else WakeOrder()
 
 
 def encode_answer(number: int, error: str) -> memoryview:

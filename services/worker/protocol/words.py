@@ -29,6 +29,8 @@ class Kind(IntEnum):
     SLEEP = 10
     WAKE = 11
     WARMING = 12
+    STATE_OUT = 13
+    STATE_IN = 14
 
 
 class MalformedMessageError(ValueError):

@@ -22,6 +22,7 @@ from services.worker.rank.block_copy import BlockCopier
 from services.worker.rank.forward import Model
 from services.worker.rank.images import Tower
 from services.worker.rank.runner import Runner
+from services.worker.rank.state_copy import StateCopier
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class Awake:
     model: LoadedModel
     runner: Runner[Any]
     copier: BlockCopier
+    states: StateCopier
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,15 @@ the device has work while the host reads, sends and plans. Messages other than p
 from __future__ import annotations
 
 from services.compute.model.spec import ModelError
-from services.worker.protocol.order_codec import AdapterOrder, CopyOrder, Order, SleepOrder, WakeOrder, encode_answer
+from services.worker.protocol.order_codec import (
+    AdapterOrder,
+    CopyOrder,
+    Order,
+    SleepOrder,
+    StateOrder,
+    WakeOrder,
+    encode_answer,
+)
 from services.worker.protocol.plan import StepResult
 from services.worker.protocol.plan_codec import PlanView
 from services.worker.protocol.result_codec import encode_result
@@ -72,6 +80,8 @@ class StepLoop:
                 self._sleeper.wake()  # without a model the rank cannot go on, so that errors end it
             case CopyOrder():
                 self._sleeper.awake.copier.copy(order)
+            case StateOrder():
+                self._sleeper.awake.states.copy(order)
             case AdapterOrder():
                 try:
                     self._sleeper.awake.model.load_adapter(order)

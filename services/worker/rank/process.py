@@ -28,6 +28,7 @@ from services.worker.rank.loop import StepLoop
 from services.worker.rank.memory import MemoryMeter
 from services.worker.rank.rendezvous import join_group
 from services.worker.rank.runner import Runner
+from services.worker.rank.state_copy import StateCopier
 from services.worker.rank.worst_step import (
     LOWER_STEP,
     LOWER_WEIGHTS,
@@ -132,9 +133,17 @@ class Build:
             workspace=budget.workspace if budget else max(predicted.workspace, meter.growth()),
             graphs=budget.graphs if budget else 0,
         )
-        # Blocks without the state at their end continue no text, so other workers get none.
-        block_bytes = 0 if config.has_state else awake.copier.block_bytes
-        return awake, RankStarted(rank, os.getpid(), phases.seconds, account, n_blocks, model.facts, block_bytes)
+        return awake, RankStarted(
+            rank,
+            os.getpid(),
+            phases.seconds,
+            account,
+            n_blocks,
+            model.facts,
+            kv_block_bytes=awake.copier.block_bytes,
+            state_bytes=awake.states.row_bytes,
+            snapshot_s=awake.states.measure(config.max_running),
+        )
 
     def again(self, n_blocks: int, known: KnownFiles | None, model: LoadedModel | None) -> Awake:
         """Rebuild after a sleep, from the files without a `model`. Raises ModelError, NotEnoughMemoryError.
@@ -158,10 +167,11 @@ class Build:
         return model
 
     def _awaken(self, model: LoadedModel, n_blocks: int) -> Awake:
-        cache = model.make_cache(n_blocks)
-        runner = _make_runner(self.config, model, cache, n_blocks, self.comm, self.backend)
-        arrived = [cache.summarise] if self.config.page_summaries else []
-        return Awake(model, runner, BlockCopier(cache.layers, self.staging, *arrived))
+        cache, config = model.make_cache(n_blocks), self.config
+        runner = _make_runner(config, model, cache, n_blocks, self.comm, self.backend)
+        arrived = [cache.summarise] if config.page_summaries else []
+        states = StateCopier(cache.states if config.has_state else None, self.staging)
+        return Awake(model, runner, BlockCopier(cache.layers, self.staging, *arrived), states)
 
     def _warm_up(self, awake: Awake, n_blocks: int) -> None:
         """Compute first steps: kernels are compiled and steps captured before a request needs them."""

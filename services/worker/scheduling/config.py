@@ -21,6 +21,7 @@ class SchedulerConfig:
     speculation: bool = False  # decodes carry proposals where that pays
     has_state: bool = False  # layers keep a state of each slot, without which blocks continue no text
     snapshots: int = 0  # states that prefixes can be continued from
+    snapshot_s: float = 0.0  # seconds that a copy of a state takes
     row_cost: int = 0  # rows of a prompt that cost as much as the tower of a row of an image
     frame_layers: int = 1  # layers of the tower, which steps share among them
     frame_tokens: int = 0  # rows of a frame that one step computes together; 0: a step may end within a frame

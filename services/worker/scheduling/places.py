@@ -29,15 +29,20 @@ class Places(Protocol):
         """The block's memory is going to be overwritten by the next plan."""
         ...
 
+    def saved(self, digest: bytes) -> None:
+        """There is a snapshot of the state at the end of the block; `Places` may copy it while `Snapshots` has it."""
+        ...
+
     def cleared(self) -> None:
         """All blocks of the pool are lost."""
         ...
 
     def load(self, request: Request, digests: Sequence[bytes], first: int, worth_tokens: int) -> bool:
-        """Begin to load blocks of the prefix `digests`, of which the pool holds the `first` ones.
+        """Begin to load blocks of the prefix `digests`, of which a request can begin with the `first` ones already.
 
-        Returns False if that does not save computing `worth_tokens` tokens or more. After True the request is deferred
-        until its owner queues it again.
+        With states blocks are loaded up to one at whose end there is a state, and that with them. Returns False if it
+        does not save computing `worth_tokens` tokens or more. After True the request is deferred until its owner queues
+        it again.
         """
         ...
 
@@ -49,6 +54,9 @@ class DeviceOnly:
         """Ignore it."""
 
     def evicted(self, digest: bytes) -> None:
+        """Ignore it."""
+
+    def saved(self, digest: bytes) -> None:
         """Ignore it."""
 
     def cleared(self) -> None:

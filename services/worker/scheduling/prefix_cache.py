@@ -19,7 +19,7 @@ class PrefixCache:
         self._pool = pool
         self._places = places
         # Blocks of models with states are of use only where there is a snapshot.
-        self.snapshots = Snapshots(config) if config.snapshots else None
+        self.snapshots = Snapshots(config, places) if config.snapshots else None
         self._block_tokens = pool.block_tokens
         self._promised = PromisedBlocks(config.share_max_steps)
 
@@ -75,8 +75,6 @@ class PrefixCache:
 
         Without room the request would wait longer than its blocks stay cached.
         """
-        if self.snapshots is not None:  # other places keep no states
-            return False
         if request.looked_up is not None and n_hits >= request.looked_up:
             request.looked_up = n_hits
             return False

@@ -65,7 +65,7 @@ class Scheduler:
         self.ledger = TenantLedger()
         self._queue = WaitingQueue(self.ledger, config.age_s)
         self._prefixes = PrefixCache(self._pool, config, self._places)
-        self.transfers = BlockTransfers(self._pool)
+        self.transfers = BlockTransfers(self._pool, self._prefixes.snapshots)
         self.quarantine = Quarantine()
         self._running: dict[Request, None] = {}  # in order of admission
         self._deferred: dict[Request, None] = {}

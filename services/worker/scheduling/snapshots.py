@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from services.worker.scheduling.config import SchedulerConfig
+from services.worker.scheduling.places import Places
 from services.worker.scheduling.request import Request
 
-_LEAST_SPACING, _MOST_SPACING = 64, 1024  # tokens
+_LEAST_SPACING, _MOST_SPACING = 64, 1024  # tokens, by the size of the KV cache
+_SHARE = 1 / 32  # largest part of the time of a long prompt for its snapshots
+_COPIES = 2  # a snapshot's: when it is taken, and when a request begins with it
 
 
 class Reserved(NamedTuple):
@@ -23,17 +27,35 @@ class Snapshots:
     """Rows after those of the slots. The snapshot whose last use is longest ago makes room for another.
 
     Snapshots are taken where the known tokens of a request end, at the last end of a block, and at multiples of a
-    spacing that spreads them over the whole KV cache.
+    spacing that spreads them over the whole KV cache. Copies cost time: the spacing grows until they take a small share
+    of a prompt's, and none is taken at an end that is computed sooner than it is copied.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
-        self._size = config.block_tokens
+    def __init__(self, config: SchedulerConfig, places: Places) -> None:
+        """`places` are told of each snapshot."""
+        self._places, self._size, self._copy_s = places, config.block_tokens, config.snapshot_s
         first = config.max_running
         self._free = list(range(first + config.snapshots - 1, first - 1, -1))
         self._rows: dict[bytes, int] = {}  # by the digest of the block; the next to replace comes first
+        self._holds = Counter[bytes]()  # copies to other places in progress, during which none is replaced
         even = config.n_blocks * self._size // config.snapshots
-        spacing = min(_MOST_SPACING, max(_LEAST_SPACING, even))
-        self.spacing = -(-spacing // self._size) * self._size  # tokens
+        self._even = min(_MOST_SPACING, max(_LEAST_SPACING, even))
+        self.adapt(0.0)
+
+    def adapt(self, tokens_per_s: float) -> None:
+        """Weigh the time of a copy against that of computing prompts, at `tokens_per_s`; 0: unknown.
+
+        Spacings are a block times a power of two, so the multiples of a larger one are multiples of a smaller one.
+        """
+        copy_tokens = self._copy_s * tokens_per_s
+        wanted = max(self._even, copy_tokens / _SHARE)
+        self.spacing = self._size  # tokens
+        while self.spacing < wanted:
+            self.spacing *= 2
+        self._least = _COPIES * copy_tokens  # tokens that a snapshot has to save
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._rows
 
     def covered(self, digests: Sequence[bytes]) -> int:
         """Number of leading blocks, of a chain with these digests, at whose end a state is known."""
@@ -50,7 +72,7 @@ class Snapshots:
             return []
         positions = list(range((start // self.spacing + 1) * self.spacing, end + 1, self.spacing))
         last = (len(request.token_ids) - 1) // self._size * self._size
-        if start < last <= end and last not in positions:
+        if start < last <= end and last % self.spacing > self._least:
             positions.append(last)
         reserved = []
         for position in sorted(positions):
@@ -65,15 +87,39 @@ class Snapshots:
         """Let others continue from a snapshot that the ranks have written."""
         written.request.extend_digests()
         digest = self._digest(written.request, written.position)
-        if not digest or digest in self._rows:
-            self._free.append(written.row)
-        else:
-            self._rows[digest] = written.row
+        self.arrived(digest, written.row, written=bool(digest))
+
+    # -- other places ------------------------------------------------------------------------------------------
+
+    def hold(self, digest: bytes) -> int | None:
+        """The row of a snapshot, which is not replaced until `release`; None if there is none."""
+        row = self._rows.get(digest)
+        if row is not None:
+            self._holds[digest] += 1
+        return row
+
+    def release(self, digest: bytes) -> None:
+        """End a hold."""
+        self._holds[digest] -= 1
+        self._holds += Counter()  # without those that are 0
+
+    def expect(self, digest: bytes) -> int | None:
+        """A row for a snapshot that comes from another place; None if it is here, or there is no row."""
+        return None if digest in self._rows else self._take()
+
+    def arrived(self, digest: bytes, row: int, *, written: bool) -> bool:
+        """Let requests continue from a row that was taken, if it is written; returns whether they do."""
+        if not written or digest in self._rows:
+            self._free.append(row)
+            return False
+        self._rows[digest] = row
+        self._places.saved(digest)
+        return True
 
     def _take(self) -> int | None:
         if self._free:
             return self._free.pop()
-        oldest = next(iter(self._rows), None)
+        oldest = next((digest for digest in self._rows if not self._holds[digest]), None)
         return None if oldest is None else self._rows.pop(oldest)
 
     def _digest(self, request: Request, position: int) -> bytes:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from services.worker.scheduling.block_pool import NULL_BLOCK, BlockPool
 from services.worker.scheduling.request import Request
+from services.worker.scheduling.snapshots import Snapshots
 
 # Share of the pool that transfers may hold; peers cannot take the rest away from requests.
 MAX_SHARE = 0.5
@@ -34,10 +35,10 @@ class Arrival:
 
 
 class BlockTransfers:
-    """All blocks of one pool that other workers read or send."""
+    """All blocks of one pool that other workers read or send, and the snapshots of states, which other places keep."""
 
-    def __init__(self, pool: BlockPool) -> None:
-        self._pool = pool
+    def __init__(self, pool: BlockPool, snapshots: Snapshots | None = None) -> None:
+        self._pool, self.snapshots = pool, snapshots
         self._pins: dict[Pin, None] = {}
         self._arrivals: dict[Arrival, None] = {}
 
@@ -62,14 +63,19 @@ class BlockTransfers:
             del self._pins[pin]
             self._pool.release(pin.blocks)
 
-    def expect(self, request: Request, n_tokens: int) -> Arrival | None:
-        """Allocate the missing blocks of the first `n_tokens` of `request`; None when none is missing or fits."""
+    def expect(self, request: Request, n_tokens: int, *, least: int = 1) -> Arrival | None:
+        """Allocate the missing blocks of the first `n_tokens` of `request`; None when fewer than `least` are missing.
+
+        None as well when they do not fit.
+        """
         size = self._pool.block_tokens
         digests = request.block_digests(size, 0, min(n_tokens, len(request.token_ids) - 1) // size)
-        return self.expect_prefix(digests, lambda index: request.block_hashes(size, index))
+        return self.expect_prefix(digests, lambda index: request.block_hashes(size, index), least=least)
 
-    def expect_prefix(self, digests: Sequence[bytes], hashes_of: Callable[[int], tuple[int, ...]]) -> Arrival | None:
-        """Allocate the missing blocks of a prefix; None when none is missing or fits.
+    def expect_prefix(
+        self, digests: Sequence[bytes], hashes_of: Callable[[int], tuple[int, ...]], *, least: int = 1
+    ) -> Arrival | None:
+        """Allocate the missing blocks of a prefix; None when fewer than `least` are missing, or they do not fit.
 
         `hashes_of` returns the wire hashes of the block with an index.
         """
@@ -77,7 +83,7 @@ class BlockTransfers:
         n_blocks = len(digests)
         n_missing = n_blocks - len(held)
         idle = self._pool.idle(held)
-        if n_missing < 1 or n_missing > self._pool.available - idle or not self._affordable(n_missing + idle):
+        if n_missing < least or n_missing > self._pool.available - idle or not self._affordable(n_missing + idle):
             return None
         self._pool.share(held)
         hashes = [hashes_of(index) for index in range(len(held), n_blocks)]

@@ -176,6 +176,15 @@ class SimulatedRanks:
         for block, content in zip(blocks, contents, strict=True):
             kv[block] = content[:KV_BYTES]
 
+    async def read_state(self, row: int, n_bytes: int) -> bytes:
+        """Zeros: simulated sequences have no states. Raises RanksFailedError."""
+        self._living()
+        return bytes(n_bytes * self.config.ranks)
+
+    async def write_state(self, row: int, content: bytes) -> None:
+        """Do nothing. Raises RanksFailedError."""
+        self._living()
+
     async def load_adapter(self, order: AdapterOrder) -> str:
         """Load an adapter: its digest changes every token. Raises RanksFailedError."""
         self._living()

@@ -82,6 +82,12 @@ class FakeGroup:
             self._ranks.kv[block] = array("Q", content).tolist()
         await asyncio.sleep(self.step_s)
 
+    async def read_state(self, row: int, n_bytes: int) -> bytes:
+        raise NotImplementedError("its sequences have no states")
+
+    async def write_state(self, row: int, content: bytes) -> None:
+        raise NotImplementedError("its sequences have no states")
+
     @property
     def held(self) -> int:
         return 1 if self.asleep else 100

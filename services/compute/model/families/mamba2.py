@@ -27,7 +27,7 @@ def read_spec(config: Config) -> ModelSpec:
     config.fill("mamba_n_groups", 8)
     config.fill("mamba_d_state", 128)
     config.pass_over("norm_before_gate", "rms_norm", "time_step_min", "time_step_init_scheme", "time_step_scale")
-    config.pass_over("emb_initializer_range", "conv_initializer_range", "A_initializer_range")
+    config.pass_over("emb_initializer_range", "conv_initializer_range", "A_initializer_range", "intermediate_size")
     return state_spaces(config, "mamba2", read_mamba2(config, config.integer("hidden_size")))
 
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 _LAYERS = {
     "space": "layers around state spaces",
     "rnn": "recurrences",
+    "alone": "recurrences, which transformers has no code for to compare with,",
 }
 # By architecture: why, and a model of about that size that is served.
 _REFUSED = {
     "ZambaForCausalLM": ("space", "Zamba 2 (zamba2)"),
     "RecurrentGemmaForCausalLM": ("rnn", "Gemma 2 (gemma2)"),
     "RwkvForCausalLM": ("rnn", "Pythia (gpt_neox)"),
-    "RWKV7ForCausalLM": ("rnn", "Falcon-H1 (falcon_h1), LFM2 (lfm2)"),
+    "RWKV7ForCausalLM": ("alone", "Falcon-H1 (falcon_h1), LFM2 (lfm2)"),
 }
 RECURRENT: Mapping[str, str] = {
     name: f"its {_LAYERS[kind]} are not computed here. Served instead: {instead}"

@@ -13,7 +13,7 @@ from services.common.blockhash import chain_root
 from services.worker.engine.kv_events import KvEventLog
 from services.worker.engine.state import PlaceTotals
 from services.worker.kv_transfer import device
-from services.worker.kv_transfer.device import DeviceKv
+from services.worker.kv_transfer.device import BlockSizes, DeviceKv
 from services.worker.kv_transfer.host_store import HostStore
 from services.worker.kv_transfer.loader import BlockLoader
 from services.worker.kv_transfer.tiers import Tiers
@@ -46,7 +46,7 @@ async def test_blocks_of_steps_that_complete_many_are_all_stored(monkeypatch: py
     ranks, store = SteppingRanks(), HostStore(SIZE, 1000 * SIZE, KvEventLog(), PlaceTotals())
     writer = WriteBehind(store, lambda: kv)
     pool = BlockPool(POOL_BLOCKS, 16, KvEventLog(), writer)
-    kv = DeviceKv(SimpleNamespace(scheduler=SimpleNamespace(pool=pool)), ranks, LAYOUT)
+    kv = DeviceKv(SimpleNamespace(scheduler=SimpleNamespace(pool=pool)), ranks, BlockSizes(LAYOUT))
     copying = asyncio.create_task(writer.run(lambda: None))
     sessions = [chain(SESSION_BLOCKS, chain_root("model", f"tenant {index}")) for index in range(N_SESSIONS)]
     for names in sessions:
@@ -128,7 +128,7 @@ async def two(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TwoTiers]:
     above, below, ranks = SlowStore(), SlowStore(), SteppingRanks()
     tiers = Tiers((above, below), BlockLoader(lambda: 0.0), KvEventLog(), lambda: None)
     pool = BlockPool(POOL_BLOCKS, 16, KvEventLog(), tiers)
-    tiers.attach(DeviceKv(SimpleNamespace(scheduler=SimpleNamespace(pool=pool)), ranks, LAYOUT))
+    tiers.attach(DeviceKv(SimpleNamespace(scheduler=SimpleNamespace(pool=pool)), ranks, BlockSizes(LAYOUT)))
     yield TwoTiers(ranks, pool, above, below)
     await tiers.close()
 
@@ -166,3 +166,74 @@ async def test_store_that_fails_does_not_hold_up_the_one_below(two: TwoTiers) ->
     await two.below.holds(len(names))
     assert two.above.totals.fault == "planted"
     assert await two.below.read([name.digest for name in names]) == [content(name) for name in names]
+
+
+class Rows:
+    """Ranks and snapshots: a state is in a row, and of two blocks and a half."""
+
+    def __init__(self) -> None:
+        self.rows = {7: b"first" * 32}
+        self.holds: list[bytes] = []
+
+    def hold(self, digest: bytes) -> int | None:
+        if not self.rows:
+            return None
+        self.holds.append(digest)
+        return next(iter(self.rows))
+
+    def release(self, digest: bytes) -> None:
+        self.holds.remove(digest)
+
+    async def read_state(self, row: int, n_bytes: int) -> bytes:
+        assert self.holds
+        return self.rows[row][:n_bytes]
+
+    async def read_blocks(self, blocks: Sequence[int], block_bytes: int) -> list[bytes]:
+        return [bytes(block_bytes)] * len(blocks)
+
+
+def a_state_on_its_way(rows: Rows, n_blocks: int) -> tuple[HostStore, DeviceKv, BlockPool, asyncio.Task[None]]:
+    """Copies to a store of that many blocks, of a prompt of two with the state at its end."""
+    store = HostStore(SIZE, n_blocks * SIZE, KvEventLog(), PlaceTotals())
+    writer = WriteBehind(store, lambda: kv)
+    pool = BlockPool(4, 16, KvEventLog(), writer)
+    scheduler = SimpleNamespace(pool=pool, transfers=SimpleNamespace(snapshots=rows))
+    kv = DeviceKv(SimpleNamespace(scheduler=scheduler), rows, BlockSizes(LAYOUT, SIZE * 5 // 2))
+    writer.saved(chain(2)[-1].digest)  # before its block
+    table: list[int] = []
+    for block, name in zip(pool.allocate(2), chain(2), strict=True):
+        assert pool.publish(block, table[-1] if table else NULL_BLOCK, name.digest, name.hashes)
+        table.append(block)
+    return store, kv, pool, asyncio.create_task(writer.run(lambda: None))
+
+
+async def test_state_follows_a_block_in_pieces_and_goes_first() -> None:
+    rows = Rows()
+    store, kv, _, copying = a_state_on_its_way(rows, 5)
+    *blocks, end = chain(2)
+    pieces = [name.digest for name in kv.pieces(end.digest)]
+    await until(lambda: store.lookup([kv.last_piece(end.digest)]))
+    copying.cancel()
+    assert not rows.holds
+    assert pieces[-1] == kv.last_piece(end.digest)
+    content = b"".join([one or b"" for one in await store.read(pieces)])
+    assert content == rows.rows[7].ljust(3 * SIZE, b"\0")
+    others = chain(3, chain_root("another"))
+    for held in ([1, 1], [1, 0], [0, 0]):
+        assert store.prepare_store(others[held.count(0)])
+        assert [store.lookup([digest]) for digest in pieces[:2]] == held
+        assert store.lookup([name.digest for name in (*blocks, end)]) == 2, "the state goes first"
+
+
+@pytest.mark.parametrize("cause", ["no room", "replaced"])
+async def test_state_without_room_or_a_row_is_not_stored(cause: str) -> None:
+    rows = Rows()
+    if cause == "replaced":
+        rows.rows.clear()
+    store, _, _, copying = a_state_on_its_way(rows, 4 if cause == "no room" else 10)
+    await until(lambda: store.totals.stored_bytes == 2 * SIZE)
+    await asyncio.sleep(0.05)
+    copying.cancel()
+    assert len(store) == 2
+    assert late(store) == (cause == "replaced")
+    assert not rows.holds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from services.compute.backends.sizing import HostRoom
 from services.worker.native.startup import check_tiers, group_config, read_model, require_room
 from services.worker.settings import WorkerSettings
 from tests.models import BUNDLED_MODEL
+from tests.unit.compute.model.zoo import write_with_tokenizer
 
 
 def test_host_cache_counts_as_memory_of_the_worker() -> None:
@@ -25,9 +27,19 @@ def test_host_cache_counts_as_memory_of_the_worker() -> None:
                 require_room(settings, files.spec, config, room)
 
 
-def test_model_with_states_has_no_tiers() -> None:
+@pytest.mark.parametrize("change", [{"has_state": True}, {"caches": False}], ids=["no snapshots", "no KV cache"])
+def test_model_that_continues_no_prompts_has_no_tiers(change: dict[str, bool]) -> None:
     settings = WorkerSettings(model=str(BUNDLED_MODEL), host_cache_gib=1.0)
-    config = group_config(settings, read_model(BUNDLED_MODEL))
-    check_tiers(settings, config)
+    files = read_model(BUNDLED_MODEL)
+    config = group_config(settings, files)
+    for fits in (config, replace(config, has_state=True, snapshots=1)):
+        check_tiers(settings, files.spec, fits)
     with pytest.raises(StartupError, match="RYZANSTEIN_HOST_CACHE_GIB: only for models"):
-        check_tiers(settings, replace(config, has_state=True))
+        check_tiers(settings, files.spec, replace(config, **change))
+
+
+def test_model_without_keys_has_no_tiers(tmp_path: Path) -> None:
+    write_with_tokenizer("mamba2", tmp_path)
+    files, settings = read_model(tmp_path), WorkerSettings(model=str(tmp_path), disk_cache=str(tmp_path / "kv"))
+    with pytest.raises(StartupError, match="RYZANSTEIN_DISK_CACHE: only for models"):
+        check_tiers(settings, files.spec, group_config(settings, files))

@@ -25,6 +25,7 @@ from services.worker.protocol.order_codec import (
     CopyOrder,
     Order,
     SleepOrder,
+    StateOrder,
     WakeOrder,
     decode_answer,
     decode_order,
@@ -182,7 +183,10 @@ def test_result_round_trip(result: StepResult) -> None:
     assert decode_result(read_words(bytes(encode_result(result)))) == result
 
 
-@given(ids, adapter_orders | st.builds(SleepOrder, level=ids) | st.just(WakeOrder()))
+state_orders = st.builds(StateOrder, out=st.booleans(), row=ids, start=ids, size=ids)
+
+
+@given(ids, adapter_orders | state_orders | st.builds(SleepOrder, level=ids) | st.just(WakeOrder()))
 def test_order_round_trip(number: int, order: Order) -> None:
     assert decode_order(read_words(bytes(encode_order(number, order)))) == (number, order)
 

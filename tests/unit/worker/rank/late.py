@@ -23,6 +23,7 @@ from services.worker.rank.forward import Model
 from services.worker.rank.link import Received
 from services.worker.rank.loop import StepLoop
 from services.worker.rank.runner import Runner
+from services.worker.rank.state_copy import StateCopier
 from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
@@ -143,7 +144,8 @@ def serve(
         if request.drafts is not None:
             request.drafts.drafters = [Guesses(text[request.n_prompt :], request.n_prompt, random.Random(seed))]
     server = Server(scheduler, random.Random(seed), requests)
-    awake = Awake(Mock(), runner, BlockCopier(cache.layers, memoryview(bytearray(1 << 16))))
+    staging = memoryview(bytearray(1 << 16))
+    awake = Awake(Mock(), runner, BlockCopier(cache.layers, staging), StateCopier(None, staging))
     StepLoop(server, Sleeper(awake, Mock(), Mock(), Mock())).run()
     assert not device.n_unread
     return server.cancelled

@@ -14,6 +14,7 @@ from services.worker.kv_transfer.host_store import HostStore
 from services.worker.scheduling.places import BlockName
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.transfers import Arrival
+from tests.unit.worker.scheduling.kept_states import KeptStates
 
 if TYPE_CHECKING:
     from tests.unit.worker.scheduling.harness import Harness
@@ -67,6 +68,7 @@ class KeptBlocks:
         self.kept = [_Kept(_Books(place, n, events)) for place, n in zip(PLACES, n_blocks, strict=False)]
         self.random, self.n_loaded = rng, 0
         self.harness: Harness | None = None
+        self.states = KeptStates(self)
         self.loads: list[tuple[Request, Arrival]] = []
 
     @property
@@ -81,6 +83,9 @@ class KeptBlocks:
         for each in self.kept:
             each.evicted(digest)
 
+    def saved(self, digest: bytes) -> None:
+        self.states.pending[digest] = None
+
     def cleared(self) -> None:
         for each in self.kept:
             for digest in list(each.pending):
@@ -88,14 +93,20 @@ class KeptBlocks:
 
     def load(self, request: Request, digests: Sequence[bytes], first: int, worth_tokens: int) -> bool:
         assert self.harness is not None
-        size, at = self.harness.config.block_tokens, first
+        transfers, size = self.harness.scheduler.transfers, self.harness.config.block_tokens
+        at = first if transfers.snapshots is None else len(self.harness.scheduler.pool.match(digests))
         for store in self.stores:
             at += store.lookup(digests[at:])
+        with_state = False
+        if transfers.snapshots is not None:
+            at, with_state = self.states.last(digests[:at], first)
         if at == first or (at - first) * size < worth_tokens:
             return False
-        arrival = self.harness.scheduler.transfers.expect(request, at * size)
+        arrival = transfers.expect(request, at * size, least=0 if with_state else 1)
         if arrival is None:
             return False
+        if with_state:
+            self.states.expect(request, digests[at - 1])
         self.loads.append((request, arrival))
         return True
 
@@ -106,7 +117,9 @@ class KeptBlocks:
             self._load()
         else:
             busy = [each for each in self.kept if each.copying or each.pending]
-            if busy:
+            if self.states.busy and self.random.random() < 0.5:
+                self.states.copy()
+            elif busy:
                 self.random.choice(busy).copy(self.harness)
 
     def _load(self) -> None:
@@ -122,6 +135,7 @@ class KeptBlocks:
         if arrival.fresh and self.random.random() < 0.7:
             self.loads.append((request, arrival))
             return
+        self.states.arrive(request, whole=not arrival.fresh)
         self.harness.scheduler.transfers.finish(arrival)
         self.harness.scheduler.requeue(request)
 
@@ -130,5 +144,5 @@ class KeptBlocks:
         return next((each.contents[digest] for each in self.kept if each.store.lookup([digest])), [])
 
     def end(self) -> None:
-        while self.loads or any(each.pending or each.copying for each in self.kept):
+        while self.loads or self.states.busy or any(each.pending or each.copying for each in self.kept):
             self.work()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from services.worker.protocol.plan import StepPlan
@@ -11,8 +13,8 @@ from tests.unit.worker.scheduling.harness import Harness
 PROMPT = [token % 97 for token in range(150)]
 
 
-def harness(snapshots: int = 8, **sizes: int) -> Harness:
-    return Harness(has_state=True, snapshots=snapshots, max_running=4, **sizes)
+def harness(snapshots: int = 8, **options: Any) -> Harness:
+    return Harness(has_state=True, snapshots=snapshots, max_running=4, **options)
 
 
 def served(runner: Harness, prompt: list[int]) -> int:
@@ -62,3 +64,47 @@ def test_snapshot_of_a_cancelled_request_waits_for_its_blocks() -> None:
     runner.scheduler.cancel(request)
     runner.drain()
     assert [served(runner, PROMPT) for _ in range(2)] == [0, 144]
+
+
+@pytest.mark.parametrize(
+    ("copy_tokens", "spacing", "cached"),
+    [(0, 128, 144), (1, 128, 144), (7, 256, 144), (33, 2048, 144), (71, 4096, 144), (72, 4096, 0)],
+)
+def test_spacing_and_ends_follow_the_measured_cost_of_a_copy(copy_tokens: int, spacing: int, cached: int) -> None:
+    """Copies take a 32nd of a long prompt at most, and two take no longer than the tokens that a snapshot saves."""
+    runner = harness(snapshot_s=0.5)
+    snapshots = runner.scheduler.transfers.snapshots
+    assert snapshots is not None
+    snapshots.adapt(2.0 * copy_tokens)
+    assert snapshots.spacing == spacing
+    assert [served(runner, PROMPT) for _ in range(2)] == [0, cached]
+
+
+def test_snapshot_is_not_replaced_during_a_copy() -> None:
+    runner = harness(snapshots=1)
+    served(runner, PROMPT[:60])
+    snapshots = runner.scheduler.transfers.snapshots
+    assert snapshots is not None
+    digest = runner.submit(PROMPT[:60]).digests[2]
+    assert snapshots.hold(digest) == 4
+    assert served(runner, [1, *PROMPT[:60]]) == 0
+    assert digest in snapshots
+    snapshots.release(digest)
+    assert served(runner, [1, *PROMPT[:60]]) == 0
+    assert digest not in snapshots
+
+
+@pytest.mark.parametrize("n_others", [1, 9], ids=["only its state", "all of it"])
+def test_evicted_prefix_comes_back_with_its_state(n_others: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = harness(snapshots=1, kept_blocks=(500,))
+    assert runner.kept is not None
+    monkeypatch.setattr(runner.kept.random, "random", lambda: 0.0)  # no load breaks off
+    assert served(runner, PROMPT) == 0
+    for seed in range(1, n_others + 1):
+        runner.kept.end()
+        assert served(runner, [(token + seed) % 97 for token in PROMPT]) == 0
+    runner.kept.end()
+    n_blocks = runner.kept.n_loaded
+    assert served(runner, PROMPT) == 144
+    assert runner.kept.states.n_loaded == 1
+    assert runner.kept.n_loaded - n_blocks == (0 if n_others == 1 else 9)
