@@ -31,7 +31,7 @@ ENDLESS = ("vmstat 1",)
 SMALL = {
     "python -m bench.gateway --tls": "--rounds 1 --share 0.02 --streams 5 --pace-ms 10",
     "python -m bench.router --rounds 1 --seconds 4": "--workers 4 --rate 100 --seconds 0.2",
-    "python -m bench.speculation --candidates 60 --max-tokens 300": (
+    "python -m bench.speculation --candidates 40 --max-tokens 200": (
         f"{TINY_MODEL} --rounds 1 --candidates 30 --max-tokens 8 --workload quote --at-once 1"
     ),
 }
