@@ -9,7 +9,7 @@ WINDOW, TOP_K = "window", "top_k"
 LEAST_PAGES = 4  # the first page, the last two and a chosen one
 MOST_TOKENS = 1 << 24
 # Modes without sizes; docs/long-context.md has what these cost in quality.
-DEFAULTS = {WINDOW: "window(64, 4096)", TOP_K: "top_k(128)"}
+DEFAULTS = {WINDOW: "window(64, 4096)", TOP_K: "top_k(256)"}
 _FORM = re.compile(r"(dense)|window\( *(\d{1,9}) *, *(\d{1,9}) *\)|top_k\( *(\d{1,9}) *\)")
 _ALLOWED = (
     "dense, window(sinks, window) with the tokens at the beginning and at the end that decodes attend to, or "

@@ -20,7 +20,7 @@ FORMS = [
     (" window( 64,4096 ) ", AttentionMode(64, 4096)),
     ("top_k(128)", AttentionMode(pages=128)),
     ("window", AttentionMode(64, 4096)),
-    (" top_k ", AttentionMode(pages=128)),
+    (" top_k ", AttentionMode(pages=256)),
 ]
 WRONG = [
     "",
