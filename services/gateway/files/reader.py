@@ -90,9 +90,9 @@ class FileReader:
     async def _pdf(self, data: bytes, given: GivenFile) -> str:
         async with self._turn:
             status, written = await _run(data)
-        text = written.decode().strip()
-        if status:
+        if status:  # a killed process may have ended within a character
             raise given.refused(_REASONS.get(status, "it is a broken PDF, or one that takes too long or too much."))
+        text = written.decode().strip()
         if not text:
             raise given.refused("it is a PDF without text, as scans are; send its pages as images.")
         return text
