@@ -88,7 +88,7 @@ def test_a_rank_that_fails_says_why_and_ends_with_1() -> None:
     environment = rank_environment(server.settings, 1) | alone
     done = subprocess.run([sys.executable, "-m", STANDIN], env=environment, cwd=Path(__file__).parents[3], check=False)
     assert done.returncode == 1
-    ((_, words),) = server.messages()
+    *_, (_, words) = server.messages()  # after those of its progress
     event = decode_event(words)
     assert isinstance(event, RankError)
     assert "NotEnoughMemoryError: a KV cache of 62500000000 blocks" in event.error
