@@ -84,6 +84,9 @@ class VirtualTier:
     def evicted(self, digest: bytes) -> None:
         """Its copy stays."""
 
+    def saved(self, digest: bytes) -> None:
+        """Ignore it: a virtual model has no states."""
+
     def cleared(self) -> None:
         """Copies stay."""
 
