@@ -55,24 +55,6 @@ async def test_while_loading_submits_are_handed_off_and_only_liveness_serves(red
         assert (await gateway.complete([1, 2])).ids == generate([1, 2], 5, pb.Sampling())
 
 
-async def test_start_and_restart_report_the_stage_warming(redis_url: str) -> None:
-    async with running_worker(redis_url, hold_start=True) as worker, FakeGateway(worker.address) as gateway:
-        assert not (await gateway.state()).warming
-        worker.group.on_warming()
-        state = await gateway.wait_state(lambda state: state.warming)
-        assert (state.phase, state.detail) == (pb.PHASE_LOADING, "warming up")
-        worker.group.may_start.set()
-        await gateway.wait_serving()
-        worker.group.on_warming()
-        assert not (await gateway.state()).warming
-        worker.group.may_start.clear()
-        worker.group.die()
-        lost = await gateway.wait_state(lambda state: "killed by the test" in state.detail)
-        worker.group.on_warming()
-        state = await gateway.wait_state(lambda state: state.warming)
-        assert (state.phase, state.detail) == (pb.PHASE_RECOVERING, lost.detail)
-
-
 async def test_drain_finishes_short_requests_and_hands_off_long_requests(
     worker: RunningWorker, gateway: FakeGateway
 ) -> None:
