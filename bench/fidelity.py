@@ -2,6 +2,7 @@
 
     python -m bench.fidelity                                # a real worker, its simulated twin, and the plan's forecast
     python -m bench.fidelity --workers 2 --no-simulated     # real workers and the plan's forecast
+    python -m bench.fidelity --workers 4 --no-real          # simulated workers, each as on a machine of its own, and the forecast
 
 It records the curve of a worker, then starts two installations, whose workers compute and are simulated on this curve.
 At each share of the capacity the same trace of requests is sent to one after the other, round by round, and replayed
@@ -69,14 +70,19 @@ class Measured:
     runs: Runs
 
     @property
+    def reference(self) -> str:
+        """The side that the others are compared with: the first one."""
+        return next(iter(self.runs))
+
+    @property
     def others(self) -> list[str]:
-        """The sides that are compared with the real one."""
-        return [side for side in self.runs if side != REAL]
+        """The sides that are compared with the reference."""
+        return [side for side in self.runs if side != self.reference]
 
     def error(self, side: str, measure: str, rounds: slice = slice(None)) -> float:
-        """By how much a side is above the real one, as a part of it."""
-        other, real = (measures(self.runs[each][rounds])[measure] for each in (side, REAL))
-        return other / real - 1
+        """By how much a side is above the reference, as a part of it."""
+        other, reference = (measures(self.runs[each][rounds])[measure] for each in (side, self.reference))
+        return other / reference - 1
 
 
 def measures(runs: Sequence[Sequence[ServedRequest]]) -> dict[str, float]:
@@ -100,25 +106,24 @@ def record_curve(model: str, workers: int, rounds: int, path: Path) -> None:
     subprocess.run([sys.executable, "-m", "bench.engine", model, *options], env=environment, check=True)
 
 
-def replay(curve: StepCurve, workers: int, trace: Sequence[MixedRequest]) -> Replayed:
-    """The planner's forecast for a trace on workers that share this machine's cores."""
-    kind = WorkerKind(curve, shared_cores=usable_cores())
+def replay(kind: WorkerKind, workers: int, trace: Sequence[MixedRequest]) -> Replayed:
+    """The planner's forecast for a trace."""
     return VirtualFleet(kind, make_policy("cost"), workers).run([each.to_replay() for each in trace])
 
 
-def forecast(curve: StepCurve, workers: int, trace: Sequence[MixedRequest]) -> list[ServedRequest]:
+def forecast(kind: WorkerKind, workers: int, trace: Sequence[MixedRequest]) -> list[ServedRequest]:
     """How the planner says that the trace is served."""
-    outcomes = replay(curve, workers, trace).outcomes
+    outcomes = replay(kind, workers, trace).outcomes
     return [
         ServedRequest(request.at, outcome.first_token_s, outcome.pace_s, request.answer_tokens)
         for request, outcome in zip(trace, outcomes, strict=True)
     ]
 
 
-def capacity(curve: StepCurve) -> float:
+def capacity(kind: WorkerKind) -> float:
     """Requests a second that one worker ends when all requests wait from the begin, by the planner's replay."""
     trace = [replace(each, at=0.0) for each in draw_trace(1.0, _REPLAY_S, seed=0)]
-    return len(trace) / replay(curve, 1, trace).span_s
+    return len(trace) / replay(kind, 1, trace).span_s
 
 
 def _peer(name: str, workers: int, *more: str) -> Peer:
@@ -142,8 +147,9 @@ async def _warm_up(url: str, workers: int) -> None:
 
 async def measure(model: str, curve: Path, workers: int, sides: Sequence[str], load: MixedLoad) -> list[Measured]:
     """Send the traces to all sides, round by round."""
-    of_curve = StepCurve.read(curve)
-    most = min(workers, usable_cores()) * capacity(of_curve)
+    cores = usable_cores() if REAL in sides else 0  # simulated workers compute nothing: each has a machine of its own
+    kind = WorkerKind(StepCurve.read(curve), shared_cores=cores)
+    most = (min(workers, cores) if cores else workers) * capacity(kind)
     simulated = ("--engine simulated --engine-arg", f"curve={curve}")
     runs = {share: defaultdict[str, list[list[ServedRequest]]](list) for share in load.shares}
     async with AsyncExitStack() as stack:
@@ -159,7 +165,7 @@ async def measure(model: str, curve: Path, workers: int, sides: Sequence[str], l
             trace = draw_trace(share * most, load.seconds, seed)
             for side in sides if turn % 2 == 0 else reversed(sides):
                 runs[share][side].append(await send(urls[side], _NAME, trace))
-            runs[share][PLANNED].append(forecast(of_curve, workers, trace))
+            runs[share][PLANNED].append(forecast(kind, workers, trace))
     return [Measured(share, share * most, runs[share]) for share in load.shares]
 
 
@@ -169,18 +175,19 @@ def table(measured: Sequence[Measured], workers: int, model: str) -> str:
     on = f"{where['processor']}, {where['cores']} cores"
     lines = [f"{workers} {'worker' if workers == 1 else 'workers'} of {model} on {on}"]
     for each in measured:
-        n_requests = sum(map(len, each.runs[REAL]))
-        late_s = percentile([one.late_s for one in itertools.chain.from_iterable(each.runs[REAL])], 99)
+        runs = each.runs[each.reference]
+        n_requests = sum(map(len, runs))
+        late_s = percentile([one.late_s for one in itertools.chain.from_iterable(runs)], 99)
         kept_up = "" if late_s < _KEEPS_UP_S else ": it did not keep up"
-        columns = [REAL, *itertools.chain.from_iterable((side, "error", "error by round") for side in each.others)]
+        columns = [each.reference, *itertools.chain.from_iterable((side, "error", "error by round") for side in each.others)]
         lines += [
             "",
             f"{each.share:.0%} of the capacity, {each.rate:.2f} requests/s: {n_requests} requests in "
-            f"{len(each.runs[REAL])} rounds; generator late at p99 by {late_s * 1e3:.1f} ms{kept_up}",
+            f"{len(runs)} rounds; generator late at p99 by {late_s * 1e3:.1f} ms{kept_up}",
             "",
             f"| | {' | '.join(columns)} |",
             "|---" * (len(columns) + 1) + "|",
-            *(f"| {name} | {' | '.join(_cells(each, name))} |" for name in measures(each.runs[REAL])),
+            *(f"| {name} | {' | '.join(_cells(each, name))} |" for name in measures(runs)),
         ]
     return "\n".join(lines)
 
@@ -192,7 +199,7 @@ def _cells(measured: Measured, name: str) -> list[str]:
             return f"{value:.1f} tokens/s"
         return f"{value * 1e3:.1f} ms" if name.startswith("pace") else f"{value:.3f} s"
 
-    cells = [shown(REAL)]
+    cells = [shown(measured.reference)]
     for side in measured.others:
         rounds = range(len(measured.runs[side]))
         errors = [measured.error(side, name, slice(turn, turn + 1)) for turn in rounds]
@@ -210,14 +217,15 @@ def readings(measured: Sequence[Measured], workers: int) -> list[Reading]:
         )
         for each in measured
         for side in each.others
-        for name in measures(each.runs[REAL])
+        for name in measures(each.runs[each.reference])
     ]
 
 
 def main(
     model: Annotated[str, typer.Argument(help="A checkpoint folder or a GGUF file; default: SmolLM2.")] = "",
     workers: int = 1,
-    simulated: Annotated[bool, typer.Option(help="Also measure simulated workers.")] = True,
+    real: Annotated[bool, typer.Option(help="Measure real workers; else simulated ones are the measure.")] = True,
+    simulated: Annotated[bool, typer.Option(help="Measure simulated workers.")] = True,
     curve: Annotated[Path | None, typer.Option(help="Take this curve of the worker instead of recording one.")] = None,
     curve_rounds: int = 2,
     shares: Annotated[str, typer.Option(help="Shares of the workers' capacity.")] = "0.5,0.8",
@@ -229,13 +237,15 @@ def main(
     """Compare simulated workers and the plan's forecast with real workers."""
     model = model or default_model().model
     load = MixedLoad(tuple(float(share) for share in shares.split(",")), seconds, rounds, seed)
-    sides = [REAL, SIMULATED] if simulated else [REAL]
+    sides = [side for side, measured in ((REAL, real), (SIMULATED, simulated)) if measured]
+    if not sides:
+        raise typer.BadParameter("--no-real and --no-simulated leave nothing to compare the plan with")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "curve.json"
         if curve:
             shutil.copy(curve, path)
         else:
-            record_curve(model, workers, curve_rounds, path)
+            record_curve(model, workers if real else 1, curve_rounds, path)
         measured = asyncio.run(measure(model, path, workers, sides, load))
     print(table(measured, workers, Path(model).name))
     if json_file:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from bench.mixture import draw_trace
+import pytest
+
+from bench.fidelity import PLANNED, SIMULATED, Measured, table
+from bench.mixture import ServedRequest, draw_trace
 from services.planner.workers import request_of
 
 
@@ -22,3 +25,12 @@ def test_trace_repeats_by_its_seed_and_replays_the_shared_prefixes_of_its_prompt
             assert common == [replayed[other].token_ids[:n] == replayed[index].token_ids[:n] for n in cuts]
             shared += any(common)
     assert shared
+
+
+def test_first_side_is_the_measure_of_the_others() -> None:
+    served = {SIMULATED: ServedRequest(0.0, 0.5, 0.05, 10), PLANNED: ServedRequest(0.0, 0.4, 0.04, 10)}
+    measured_runs = {side: [[request]] for side, request in served.items()}
+    measured = Measured(0.5, 1.0, measured_runs)
+    assert measured.others == [PLANNED]
+    assert measured.error(PLANNED, "first token p50") == pytest.approx(-0.2)
+    assert "| first token p50 | 0.500 s | 0.400 s | -20.0% |" in table([measured], 4, "model")
