@@ -27,7 +27,7 @@ def test_trace_repeats_by_its_seed_and_replays_the_shared_prefixes_of_its_prompt
     assert shared
 
 
-def test_first_side_is_the_measure_of_the_others() -> None:
+def test_first_side_is_the_reference() -> None:
     served = {SIMULATED: ServedRequest(0.0, 0.5, 0.05, 10), PLANNED: ServedRequest(0.0, 0.4, 0.04, 10)}
     measured_runs = {side: [[request]] for side, request in served.items()}
     measured = Measured(0.5, 1.0, measured_runs)
