@@ -57,6 +57,8 @@ class Output(NamedTuple):
 
 def checked(output: Output) -> Output:
     """Return the output, or an empty one of a failed request if its embedding or a log-probability is not finite."""
+    if not (output.logprobs or output.embedding or output.prefill):
+        return output  # one for each token of most texts
     rows = (*output.logprobs, *(output.prefill.prompt_logprobs if output.prefill else ()))
     if math.isfinite(sum(output.embedding)) and not math.isnan(sum(row.logprob for row in rows)):
         return output

@@ -104,7 +104,8 @@ class Request:
     @property
     def prefills(self) -> bool:
         """Whether its next rows are those of a prompt, or follow no plan since its admission."""
-        return self.n_expected - self.n_planned > 1 or self.n_planned == self.n_begun or self.awaits_tower
+        n = self.n_planned
+        return len(self.token_ids) - n > 1 or n == self.n_begun or (bool(self.frames) and self.awaits_tower)
 
     @property
     def awaits_tower(self) -> bool:
@@ -114,9 +115,10 @@ class Request:
 
     def advance(self, chunk: Chunk, record: SlotResult) -> Output | None:
         """Take the result of a chunk; returns its output if the chunk drew."""
-        index, n_rows, token_ids = self.n_generated, chunk.n_tokens, record.token_ids
-        failed = token_ids[-1:] == (NO_TOKEN,)
-        n, finish = self._append(token_ids[:-1] if failed else token_ids)
+        index, n_rows, token_ids = len(self.token_ids) - self.n_prompt, chunk.n_tokens, record.token_ids
+        failed = bool(token_ids) and token_ids[-1] == NO_TOKEN
+        finish = self._append(token_ids[:-1] if failed else token_ids)
+        n = len(self.token_ids) - self.n_prompt - index
         if chunk.proposals:
             n_rows = max(1, n)  # those that computed the tokens before the last
             self.n_planned = chunk.start + n_rows
@@ -136,15 +138,15 @@ class Request:
         output = Output(index, token_ids[:n], finish, prefill, record.logprobs[:n], failure=record.failure)
         return overflowed(output) if failed and finish is None else checked(output)
 
-    def _append(self, token_ids: Sequence[int]) -> tuple[int, Finish | None]:
-        """Append drawn tokens up to the end of the text; returns their number and the finish reason, if it ends."""
-        for n, token in enumerate(token_ids, start=1):
+    def _append(self, token_ids: Sequence[int]) -> Finish | None:
+        """Append drawn tokens up to the end of the text; returns the finish reason, if it ends."""
+        for token in token_ids:
             self.token_ids.append(token)
             if token in self.end_token_ids:
-                return n, Finish.STOP
+                return Finish.STOP
             if len(self.token_ids) >= self.limit:
-                return n, Finish.LENGTH
-        return len(token_ids), None
+                return Finish.LENGTH
+        return None
 
     def restart(self) -> None:
         """Forget the progress of a preempted request, whose blocks are released."""

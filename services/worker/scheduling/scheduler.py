@@ -190,7 +190,7 @@ class Scheduler:
             if request.prefills:
                 prefills.append(request)
                 continue
-            if request.n_expected >= request.limit or request.status is not Status.RUNNING:
+            if request.n_planned + 1 >= request.limit or request.status is not Status.RUNNING:
                 continue
             new_blocks: tuple[int, ...] = ()
             if request.n_planned >= len(request.blocks) * self.config.block_tokens:
@@ -317,7 +317,7 @@ class Scheduler:
         results = {record.slot: record for record in result.slots}
         outputs: list[tuple[Request, Output]] = []
         for request, chunk in planned.work:
-            record = results.get(chunk.slot, SlotResult(chunk.slot))
+            record = results.get(chunk.slot) or SlotResult(chunk.slot)
             request.n_in_flight -= 1
             if request.status is Status.DONE:
                 self.counters.discarded_tokens += len(record.token_ids)
