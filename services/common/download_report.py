@@ -31,12 +31,10 @@ class DownloadProgress(Protocol):
     @property
     def done(self) -> int:
         """Bytes that are there."""
-        ...
 
     @property
     def total(self) -> int:
         """Bytes of all files."""
-        ...
 
 
 @asynccontextmanager

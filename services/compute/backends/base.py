@@ -42,11 +42,9 @@ class Linear(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x W^T + bias: [n, n_in] -> [n, n_out]."""
-        ...
 
     def in_float32(self, x: Tensor) -> Tensor:
         """Return the product in float32, without rounding to the dtype first if the device supports it."""
-        ...
 
 
 class LowRank(Protocol):
@@ -54,15 +52,12 @@ class LowRank(Protocol):
 
     def put(self, slot: int, a: Tensor, b: Tensor) -> None:
         """Set the factors of `slot`: `a` [rank, n_in], `b` [n_out, rank]; the scale is part of `b`."""
-        ...
 
     def clear(self, slot: int) -> None:
         """Remove the factors of `slot`, if it has any; its rows then get nothing."""
-        ...
 
     def add_(self, y: Tensor, x: Tensor, adapters: AdapterRows) -> None:
         """Add the product with each row of `x` [n, n_in] and its slot's factors to `y` [n, n_out]."""
-        ...
 
 
 class RmsNorm(Protocol):
@@ -70,11 +65,9 @@ class RmsNorm(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the normalised `x`, of the same shape and dtype."""
-        ...
 
     def write(self, x: Tensor, out: Tensor) -> None:
         """Write the normalised `x` to `out`, which may be `x`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +88,6 @@ class Experts(Protocol):
 
         `logits` [n, n_experts] are the router's: experts of all ranks.
         """
-        ...
 
 
 class LogitShard(Protocol):
@@ -112,15 +104,12 @@ class LogitShard(Protocol):
 
         A score is the logit at temperature 0, otherwise logit / temperature + noise of (seed, position, token).
         """
-        ...
 
     def best(self, logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Return the keys of the `width` best columns and a bound on the values of the others: [n, width], [n, 1]."""
-        ...
 
     def mass(self, logits: Tensor) -> Tensor:
         """Return the logsumexp, [n, 1]."""
-        ...
 
 
 class Ops(CacheWriter, RecurrentOps, Protocol):
@@ -130,55 +119,42 @@ class Ops(CacheWriter, RecurrentOps, Protocol):
 
     def form(self, weight: Weight, *, dense: bool = False) -> str:
         """Return in words how the device keeps `weight`; `dense`: that of a table or an expert, not of `linear`."""
-        ...
 
     def linear(self, weight: Stacked, bias: Tensor | None) -> Linear:
         """Return the product with `weight` [n_out, n_in], in the layout of the device; `bias`: [n_out]."""
-        ...
 
     def per_head(self, weights: Tensor) -> PerHead:
         """Return the product of each head with its own matrix of `weights` [n_heads, n_out, n_in]."""
-        ...
 
     def low_rank(self, n_out: int, n_in: int, slots: int, max_rank: int) -> LowRank:
         """Return empty factors of `slots` adapters for a layer [n_out, n_in]."""
-        ...
 
     def embedding(self, weight: Stacked) -> Lookup:
         """Return the lookup of rows of `weight`."""
-        ...
 
     def tied(self, weight: Stacked, bias: Tensor | None) -> tuple[Lookup, Linear]:
         """Return the lookup of rows of `weight` and the product with it, sharing one tensor if the device can."""
-        ...
 
     def rms_norm(self, weight: Tensor, eps: float) -> RmsNorm:
         """Return the norm with `weight`: [size], or [groups, size] for x [n, groups, size]."""
-        ...
 
     def layer_norm(self, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
         """Return layer normalisation with `weight` [size]."""
-        ...
 
     def rope(self, cos: Tensor, sin: Tensor) -> Rope:
         """Return the rope with the angles' `cos` and `sin` [max_positions, rotary_dim / 2] float32."""
-        ...
 
     def activation(self, name: Activation) -> Elementwise:
         """Return the function of an activation, for [n, size]."""
-        ...
 
     def xielu(self, alpha_p: float, alpha_n: float, beta: float) -> Elementwise:
         """Return xIELU (arXiv:2411.13010) with these stored numbers, for [n, size]."""
-        ...
 
     def sigmoid(self, x: Tensor) -> Tensor:
         """Return 1 / (1 + exp(-x)) of [n, size]."""
-        ...
 
     def gate(self, name: Activation) -> Elementwise:
         """Return act(gate) * up of [n, 2 * size], gate then up: [n, size]."""
-        ...
 
     def experts(
         self, weights: Iterable[Expert], shape: ExpertsShape, activation: Activation, correction: Tensor | None = None
@@ -187,19 +163,15 @@ class Ops(CacheWriter, RecurrentOps, Protocol):
 
         `correction` [n_experts] of all ranks' experts, if the routing is corrected.
         """
-        ...
 
     def add(self, x: Tensor, added: Tensor, scale: float) -> Tensor:
         """Return x + scale * added, of one shape; `x` may be overwritten."""
-        ...
 
     def add_norm(self, x: Tensor, added: Tensor, scale: float, norm: Norm) -> tuple[Tensor, Tensor]:
         """Return x + scale * added, and its `norm`; `x` [n, size] may be overwritten."""
-        ...
 
     def logit_shard(self, first_id: int, n_columns: int) -> LogitShard:
         """Return the shard of `n_columns` columns of the logits, a multiple of 16, from token `first_id` on."""
-        ...
 
 
 class Attention(Protocol[PlanT]):
@@ -209,18 +181,15 @@ class Attention(Protocol[PlanT]):
 
     def plan(self, batch: StepBatch, block_tokens: int, window: int | None) -> PlanT:
         """Lay out the step's work for layers with `window`."""
-        ...
 
     def n_rows(self, plan: PlanT) -> int:
         """Rows of `q` that `attend` may read: the step's rows, or a few more."""
-        ...
 
     def attend(self, q: Tensor, cache: KvCache, layer: int, plan: PlanT) -> Tensor:
         """Attend with `q` [n_rows, n_heads * head_dim]; the step's keys must be in the cache.
 
         Returns [n_rows, n_heads * head_dim]; only the step's rows hold results.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,11 +216,9 @@ class StepGraph(Protocol):
 
     def serves(self, batch: StepBatch) -> bool:
         """Whether `forward` can replay or capture this step."""
-        ...
 
     def forward(self, x: Tensor, batch: StepBatch) -> Tensor:
         """Compute the rows `x` [n, hidden_size] of a step that is served. The result is valid until the next step."""
-        ...
 
 
 class NoGraph:
@@ -297,19 +264,15 @@ class Memory(Protocol):
 
     def held(self) -> int:
         """Bytes that this process has allocated."""
-        ...
 
     def release(self) -> None:
         """Give freed memory back, so that others may allocate it."""
-        ...
 
     def rest(self) -> None:
         """Give back what this process takes only while it computes."""
-        ...
 
     def available(self, ranks: int) -> int:
         """Bytes that this rank may still allocate, with `ranks` ranks on the machine."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +294,6 @@ class ParkingMemory(Memory, Protocol):
 
         Raises OSError, and moves none, if there is no room.
         """
-        ...
 
 
 @runtime_checkable
@@ -340,11 +302,9 @@ class DeviceMemory(ParkingMemory, Protocol):
 
     def report(self) -> MemoryReport:
         """Return the numbers once all computations have ended."""
-        ...
 
     def pin(self, area: memoryview) -> None:
         """Lock memory of the host for this process's life, so that the device copies without a buffer between."""
-        ...
 
 
 class ModelBackend(Protocol):
@@ -357,23 +317,18 @@ class ModelBackend(Protocol):
 
     def attention(self, shape: AttentionShape) -> Attention[Any]:
         """Return the attention for a rank's heads. Raises RuntimeError if no implementation supports them."""
-        ...
 
     def bidirectional(self, shape: AttentionShape) -> Attention[Any]:
         """Return the attention of an encoder, over a step's own rows. Raises ValueError for scores without one."""
-        ...
 
     def frames(self, shape: AttentionShape) -> FrameAttention:
         """Return the attention of rows of frames, for decoders whose rows of a frame attend to each other."""
-        ...
 
     def capture(self, computations: Computations) -> StepGraphs:
         """Return graphs that replay a decoder's steps in its cache, between its embedding and its head."""
-        ...
 
     def replay_decodes(self, computations: Computations, tokens: Tokens | None) -> Decodes:
         """Return what replays whole decodes, from ids to the draws of `tokens`; None: nothing is drawn."""
-        ...
 
 
 class Backend(ModelBackend, Protocol):
@@ -386,8 +341,6 @@ class Backend(ModelBackend, Protocol):
     @property
     def replayed_rows(self) -> Sequence[int]:
         """The sizes of steps with prompts that are captured at their first use, ascending; () if that is quick."""
-        ...
 
     def join(self, seat: GroupSeat) -> StepCommunicator:
         """Return the collectives of the group for the rank in `seat`."""
-        ...

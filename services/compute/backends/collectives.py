@@ -24,11 +24,9 @@ class Communicator(Protocol):
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum `x` over the ranks, in place; returns `x`."""
-        ...
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Stack every rank's `x`: [...] -> [size, ...], the same shape and dtype on every rank."""
-        ...
 
 
 class StepCommunicator(Communicator, Protocol):
@@ -36,11 +34,9 @@ class StepCommunicator(Communicator, Protocol):
 
     def begin_step(self, step: int) -> None:
         """Tag the collectives from here on with `step`."""
-        ...
 
     def take_elapsed_us(self) -> int:
         """Return the microseconds spent in collectives since the last call."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

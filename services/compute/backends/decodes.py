@@ -17,11 +17,9 @@ class Tokens(Protocol):
 
     def resolve(self, token_ids: Tensor) -> Tensor:
         """Return `token_ids` [n] with the tokens that references in it stand for (`StepNumbers.token_ids`)."""
-        ...
 
     def draw(self, logits: Tensor, draws: DrawRows) -> Tensor:
         """Draw a token per row of `logits` [n, vocab_local], and keep it in its slot: [n] int64."""
-        ...
 
 
 class Decodes(Protocol):
@@ -29,7 +27,6 @@ class Decodes(Protocol):
 
     def serves(self, numbers: StepNumbers) -> bool:
         """Whether `forward` can replay or capture this step."""
-        ...
 
     def forward(self, numbers: StepNumbers, drawn: DrawNumbers | None) -> Tensor:
         """Compute a step that is served, given what its rows draw by, all of them and from all tokens: [n] int64.
@@ -37,7 +34,6 @@ class Decodes(Protocol):
         Without `drawn` nothing is drawn: the hidden states after the final norm [n, hidden_size]. Either is valid
         until the next step.
         """
-        ...
 
 
 class NoDecodes:

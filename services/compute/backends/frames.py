@@ -16,15 +16,12 @@ class FrameAttention(Protocol):
 
     def frame_tiles(self, batch: StepBatch, block_tokens: int, window: int | None) -> tuple[Any, ...]:
         """Lay out the calls for the frames of a step; `window` counts the keys up to a row's own."""
-        ...
 
     def rows_of_tiles(self, tiles: tuple[Any, ...]) -> int:
         """Rows of `q` that `attend_tiles` may read."""
-        ...
 
     def attend_tiles(self, q: Tensor, out: Tensor, cache: KvCache, layer: int, tiles: tuple[Any, ...]) -> None:
         """Write the results of the frames' rows to `out`, both [n_rows, n_heads * head_dim]."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,14 +35,12 @@ class CacheWriter(Protocol):
         The rows after the first n have no position. Queries, of which there may be none, are rotated in place; keys may
         be.
         """
-        ...
 
     def summarise(self, layer: KvLayer, slots: Tensor, summaries: Tensor) -> None:
         """Write the summaries [n_blocks + 1, n_kv_heads, 2, head_dim] of blocks whose last position is in `slots` [n].
 
         A summary is the least and the largest number of each dimension of a block's keys.
         """
-        ...
 
 
 class KvCache:

@@ -31,11 +31,9 @@ class AttentionKernels(Protocol):
 
     def over_numbers(self, shape: AttentionShape, numbers: torch.dtype) -> Sequence[Callable[[], Any]]:
         """Return attentions over layers of plain `numbers`."""
-        ...
 
     def over_codes(self, shape: AttentionShape, coding: Coding) -> Sequence[Callable[[], Any]]:
         """Return attentions over layers of these codes."""
-        ...
 
 
 class KvFormat(Protocol):
@@ -51,19 +49,15 @@ class KvFormat(Protocol):
 
     def allocate(self, n_blocks: int, shape: KvShape, device: torch.device) -> Tensor:
         """Return a layer whose positions all read as zeros."""
-        ...
 
     def write(self, layer: Tensor, shape: KvShape, slots: Tensor, rows: Tensor) -> None:
         """Write `rows` [n, width] to the positions `slots` [n], in plain torch."""
-        ...
 
     def read(self, layer: Tensor, shape: KvShape, slots: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         """Return the positions `slots` [n] as [n, width] of `dtype`; in `out` if given."""
-        ...
 
     def attentions(self, shape: AttentionShape, kernels: AttentionKernels) -> Sequence[Callable[[], Any]]:
         """Return a device's attentions over this format, best first; the caller adds one that uses `read`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

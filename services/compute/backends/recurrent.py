@@ -20,11 +20,9 @@ class Convolution(Protocol):
 
     def gated(self, bcx: Tensor, state: Tensor, plan: StatePlan) -> Tensor:
         """Return c * conv(b * x) [n_rows, n_channels] of `bcx` [n_rows, 3 * n_channels], which is b, c and x."""
-        ...
 
     def activated(self, x: Tensor, state: Tensor, plan: StatePlan) -> Tensor:
         """Return silu(conv(x)) of `x` [n_rows, n_channels]."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,6 @@ class StateSpace(Protocol):
         Of heads: `x` [n_rows, n_heads * head_dim], `b` and `c` [n_rows, n_groups * n_states], `dt` [n_rows, n_heads].
         Of channels: `x` and `dt` [n_rows, n_channels], `b` and `c` [n_rows, n_states].
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,6 @@ class DeltaRule(Protocol):
         `mixed` [n_rows, channels]: queries, keys and values of all heads. `dt`: [n_rows, n_heads], or like keys.
         `rate` [n_rows, n_heads]: the share of a correction that is written, before its sigmoid.
         """
-        ...
 
 
 class GatedNorm(Protocol):
@@ -95,7 +91,6 @@ class GatedNorm(Protocol):
 
     def __call__(self, y: Tensor, z: Tensor) -> Tensor:
         """Return norm(y * curve(z)), norm(y) * curve(z) or y * curve(z) of [n_rows, size]."""
-        ...
 
 
 class RecurrentOps(Protocol):
@@ -103,22 +98,17 @@ class RecurrentOps(Protocol):
 
     def scan(self, tokens: ScanTokens, state: Tensor, plan: StatePlan) -> Tensor:
         """Return the results [n_rows, n_heads, height] of a step's tokens; `state`, rows of the store, is advanced."""
-        ...
 
     def convolution(self, weight: Tensor, bias: Tensor | None) -> Convolution:
         """Return the causal convolution with `weight` [n_channels, kernel] and `bias` [n_channels], both float32."""
-        ...
 
     def state_space(self, decays: HeadDecays | ChannelDecays) -> StateSpace:
         """Return the scan of a state-space layer."""
-        ...
 
     def delta_rule(self, decays: DeltaDecays) -> DeltaRule:
         """Return the scan of a gated delta rule."""
-        ...
 
     def gated_norm(
         self, weight: Tensor | None, n_groups: int, eps: float, gate: Gate, curve: GateCurve = "silu"
     ) -> GatedNorm:
         """Return the gate and RMS norm, of each of `n_groups`, with `weight` [size] float32; None: there is no norm."""
-        ...

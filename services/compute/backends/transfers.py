@@ -20,11 +20,9 @@ class Pending(Protocol):
 
     def arrived(self) -> bool:
         """Whether `values` would return at once."""
-        ...
 
     def values(self) -> Ints:
         """Wait for the numbers, [n]."""
-        ...
 
 
 class Transfers(Protocol):
@@ -32,11 +30,9 @@ class Transfers(Protocol):
 
     def up(self, arrays: Sequence[Numbers]) -> list[Tensor]:
         """Return the arrays on the device, with their dtypes; the host does not wait."""
-        ...
 
     def down(self, numbers: Tensor) -> Pending:
         """Begin to copy `numbers` [n] int64 to the host."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

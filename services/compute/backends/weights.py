@@ -113,20 +113,16 @@ class BlockSplit(Protocol):
     @property
     def n_codes(self) -> int:
         """Codes are uint8 below this number; 0: they are int8."""
-        ...
 
     @property
     def groups(self) -> Tensor:
         """The group of each input: [n_in] int64."""
-        ...
 
     def grouped(self, blocks: Tensor) -> Grouped:
         """Return the weight of rows of blocks, [n, blocks of a row, n_bytes] uint8."""
-        ...
 
     def ends(self, blocks: Tensor) -> tuple[float, float]:
         """Return bounds of the numbers of such rows; NaN if a number is NaN."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,11 +64,9 @@ class Mixing(Protocol):
 
     def project(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Write what later rows need; return what `attend` needs of each row, [n_rows, ...]."""
-        ...
 
     def attend(self, q: torch.Tensor, step: Step) -> torch.Tensor:
         """Return the result of these rows, [n_rows, hidden_size], to be summed over the ranks."""
-        ...
 
 
 class Layer(Protocol):
@@ -77,7 +75,6 @@ class Layer(Protocol):
     @property
     def norm(self) -> Norm | None:
         """The norm of the layer's input, if the layer before may compute it."""
-        ...
 
     def advance(
         self, stream: Residual, step: Step, wanted: WantedRows | None = None, following: Norm | None = None
@@ -86,7 +83,6 @@ class Layer(Protocol):
 
         `following`: the norm that comes next, if it is to be computed with this layer's last sum.
         """
-        ...
 
 
 class DecoderLayer:

@@ -19,7 +19,6 @@ class Body(Protocol):
 
     def feed(self, char: str, parsed: Parsed) -> None:
         """Read a character. Raises MalformedCallError."""
-        ...
 
 
 class CallReader(Protocol):
@@ -27,11 +26,9 @@ class CallReader(Protocol):
 
     def push(self, text: str) -> Parsed:
         """Read a piece."""
-        ...
 
     def finish(self) -> Parsed:
         """End the text; returns what was held back."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,4 +27,3 @@ class Drafter(Protocol):
         `token_ids`: the request's known tokens. It is the same list in every call and only grows, so that a drafter may
         remember how much of it is indexed.
         """
-        ...

@@ -56,23 +56,18 @@ class OutputSink(Protocol):
 
     def add(self, request: EngineRequest, output: Output) -> None:
         """Take a step's output of a request."""
-        ...
 
     def announce_trial(self, request: EngineRequest) -> None:
         """Called when the first plan with a suspect is sent to the ranks."""
-        ...
 
     def hand_off(self, request: EngineRequest, handoff: pb.Handoff) -> None:
         """End the request here; another worker continues it."""
-        ...
 
     def refuse(self, request: EngineRequest, error: InvalidRequestError) -> None:
         """End a request that no worker can serve."""
-        ...
 
     def flush(self, step: int) -> None:
         """A step is complete."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +84,12 @@ class StepObserver(Protocol):
 
     def on_step(self, report: StepReport) -> None:
         """A step is complete."""
-        ...
 
     def on_first_output(self, queue_s: float, total_s: float) -> None:
         """A request got its first output `total_s` after its submit; `queue_s` of that it waited for admission."""
-        ...
 
     def on_adapter_load(self, source: str, result: str, seconds: float) -> None:
         """An adapter was loaded from `files` or `memory`; the result is ok, refused, or lost with the ranks."""
-        ...
 
 
 class LifeObserver(Protocol):
@@ -105,19 +97,15 @@ class LifeObserver(Protocol):
 
     def on_started(self, facts: EngineFacts) -> None:
         """The engine has started."""
-        ...
 
     def on_lost(self, cause: str, rank: int | None) -> None:
         """The ranks are lost; `rank` is the rank to blame, or None."""
-        ...
 
     def on_woken(self, seconds: float) -> None:
         """The engine has woken, `seconds` after the order to."""
-        ...
 
     def on_drain(self) -> None:
         """The engine refuses new requests from now on."""
-        ...
 
 
 class Live(Protocol):
@@ -126,11 +114,9 @@ class Live(Protocol):
     @property
     def begun(self) -> bool:
         """Whether the engine computes it; otherwise it waits."""
-        ...
 
     def hand_off(self, handoff: pb.Handoff) -> None:
         """End it here; another worker continues it."""
-        ...
 
 
 class Engine(ABC):

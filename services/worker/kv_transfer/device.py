@@ -31,19 +31,15 @@ class BlockOwner(Protocol):
 
     def requeue(self, requests: Iterable[Request]) -> None:
         """Queue deferred requests; skips those that have ended meanwhile."""
-        ...
 
     def adopt(self, arrival: Arrival, n_blocks: int) -> None:
         """Publish the next blocks of an arrival, which the ranks have written."""
-        ...
 
     def finish(self, arrival: Arrival) -> None:
         """End a transfer from another worker."""
-        ...
 
     def unpin(self, pin: Pin) -> None:
         """Release blocks that another worker has read."""
-        ...
 
 
 class BlockRanks(Protocol):
@@ -51,19 +47,15 @@ class BlockRanks(Protocol):
 
     async def read_blocks(self, blocks: Sequence[int], block_bytes: int) -> list[bytes]:
         """Contents of blocks; raises RanksFailedError."""
-        ...
 
     async def write_blocks(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
         """Overwrite blocks; raises RanksFailedError."""
-        ...
 
     async def read_state(self, row: int, n_bytes: int) -> bytes:
         """A state of `n_bytes` on each rank, which no plan changes meanwhile; raises RanksFailedError."""
-        ...
 
     async def write_state(self, row: int, content: bytes) -> None:
         """Overwrite a state; raises RanksFailedError."""
-        ...
 
 
 class BlockSizes(NamedTuple):

@@ -45,19 +45,15 @@ class PrefixReader(Protocol):
 
     def read(self, digests: Sequence[bytes], first: int, limit_s: float) -> AsyncGenerator[bytes, None]:
         """The checked contents of the prefix `digests` from block `first` on, in order. Raises LoadError."""
-        ...
 
     def loaded(self, n_blocks: int, n_bytes: int) -> None:
         """Called for blocks that are in the pool now."""
-        ...
 
     def failed(self, reason: str, detail: str, n_missing: int) -> None:
         """Called when `n_missing` blocks do not come."""
-        ...
 
     def ended(self, n_bytes: int, seconds: float) -> None:
         """Called at the end of the load, which brought `n_bytes`."""
-        ...
 
 
 class Bandwidth:

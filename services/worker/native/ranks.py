@@ -21,41 +21,31 @@ class Ranks(BlockRanks, Protocol):
     @property
     def signs(self) -> int:
         """Grows while every rank shows signs of life, as long as there is work for them; also within a long step."""
-        ...
 
     async def start(self) -> GroupStarted:
         """Launch the ranks; raises RanksFailedError."""
-        ...
 
     def submit(self, plan: StepPlan) -> None:
         """Send a plan; raises RanksFailedError."""
-        ...
 
     async def load_adapter(self, order: AdapterOrder) -> str:
         """Load an adapter into a slot; returns an error, or an empty text. Raises RanksFailedError."""
-        ...
 
     @property
     def held(self) -> int:
         """Bytes that the ranks held after their start, or their last sleep or wake; 0 without ranks."""
-        ...
 
     async def sleep(self, level: int) -> None:
         """Give weights, KV cache and graphs back, after the submitted plans; raises RanksFailedError."""
-        ...
 
     async def wake(self) -> None:
         """Rebuild what a sleep gave back; raises RanksFailedError."""
-        ...
 
     async def wait_lost(self) -> str:
         """Wait for the first sign of a loss; returns the reason known so far."""
-        ...
 
     async def wait_failed(self) -> RankFailure:
         """Wait for the cause of the loss."""
-        ...
 
     async def stop(self) -> None:
         """End all ranks."""
-        ...

@@ -28,26 +28,21 @@ class Model(Protocol[CacheIn]):
     @property
     def exact_chunks(self) -> bool:
         """Whether a row has the same bits as one of several of its sequence and as a decode."""
-        ...
 
     def forward(self, batch: StepBatch, cache: CacheIn, rows: Sequence[int] | None = None) -> Tensor:
         """Return the hidden states after the final norm: of all rows, [n_tokens, hidden_size].
 
         With `rows`, ascending indices, only those of these rows: [len(rows), hidden_size].
         """
-        ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 [n, vocab_local] of hidden states [n, hidden_size]."""
-        ...
 
     def forget_cache(self) -> None:
         """Drop what refers to the cache of the last steps."""
-        ...
 
     def replay_decodes(self, cache: CacheIn, tokens: Tokens | None) -> Decodes:
         """Return what replays whole decodes in `cache`, with the draws of `tokens`; None: nothing is drawn."""
-        ...
 
 
 class Forward(Generic[Cache]):

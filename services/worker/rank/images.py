@@ -22,12 +22,10 @@ class Tower(Protocol):
     @property
     def n_layers(self) -> int:
         """Number of layers, at least 1."""
-        ...
 
     @property
     def places(self) -> bool:
         """Whether rows turn by their line and column in the frame."""
-        ...
 
     def __call__(self, x: Tensor, start: int, stop: int, columns: int) -> Tensor:
         """Compute the layers from `start` to `stop` of a frame with `columns` rows side by side.
@@ -35,7 +33,6 @@ class Tower(Protocol):
         `x`: for layer 0 a frame's pixels, uint8 [n], then what the layers before returned. Returns the frame's rows,
         [frame_tokens, (1 + n_deep) * hidden_size], if `stop` is `n_layers`.
         """
-        ...
 
 
 class _UnderWay(NamedTuple):

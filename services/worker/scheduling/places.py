@@ -23,19 +23,15 @@ class Places(Protocol):
 
     def published(self, block: BlockName) -> None:
         """A block of the pool became reusable; `Places` may copy it until it is evicted."""
-        ...
 
     def evicted(self, digest: bytes) -> None:
         """The block's memory is going to be overwritten by the next plan."""
-        ...
 
     def saved(self, digest: bytes) -> None:
         """There is a snapshot of the state at the end of the block; `Places` may copy it while `Snapshots` has it."""
-        ...
 
     def cleared(self) -> None:
         """All blocks of the pool are lost."""
-        ...
 
     def load(self, request: Request, digests: Sequence[bytes], first: int, worth_tokens: int) -> bool:
         """Begin to load blocks of the prefix `digests`, of which a request can begin with the `first` ones already.
@@ -44,7 +40,6 @@ class Places(Protocol):
         does not save computing `worth_tokens` tokens or more. After True the request is deferred until its owner queues
         it again.
         """
-        ...
 
 
 class DeviceOnly:

@@ -77,43 +77,33 @@ class Core(Protocol):
     @property
     def signs(self) -> int:
         """Grows with every step and image, and within a step while the processes use CPU time."""
-        ...
 
     async def start(self, mirror: KvMirror) -> CoreStarted:
         """Start the processes, whose cache `mirror` follows. Raises CoreError."""
-        ...
 
     def add(self, request: CoreRequest) -> AsyncGenerator[Any, None]:
         """Check a request and return its outputs, which cancel it when they are closed. Raises InvalidRequestError.
 
         The outputs raise RequestFailedError, and CoreError once the processes are lost.
         """
-        ...
 
     async def load_adapter(self, digest: str, folder: str) -> None:
         """Load an adapter into all ranks. Raises RequestFailedError if it cannot be, CoreError."""
-        ...
 
     async def unload_adapter(self, digest: str) -> None:
         """Remove an adapter that no request uses from all ranks. Raises CoreError."""
-        ...
 
     async def sleep(self, level: int) -> None:
         """Give weights and KV back; level 2 without copies of the weights. Raises CoreError."""
-        ...
 
     async def wake(self) -> None:
         """Bring weights and KV back. Raises CoreError."""
-        ...
 
     def kill(self) -> None:
         """End all processes at once; `wait_lost` returns."""
-        ...
 
     async def wait_lost(self) -> CoreLoss:
         """Wait until a process has ended, or hangs."""
-        ...
 
     async def stop(self) -> None:
         """End all processes."""
-        ...

@@ -42,7 +42,6 @@ class ReplayableAttention(Protocol):
         self, lengths: Tensor, block_tables: Tensor, n_keys: int, block_tokens: int, window: int | None
     ) -> Any:
         """Return the plan of n rows with `lengths` [n] keys, at most `n_keys`, in `block_tables` [n, max_blocks]."""
-        ...
 
 
 class Uploads(Protocol):
@@ -50,7 +49,6 @@ class Uploads(Protocol):
 
     def up_to(self, arrays: Sequence[Numbers], place: Tensor) -> None:
         """Copy the arrays to `place`, uint8, as their `BufferLayout` says; the host does not wait."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

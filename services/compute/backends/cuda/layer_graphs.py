@@ -44,7 +44,6 @@ class MixedAttention(Protocol):
         A decode of length 0, and a tile of no rows, is room that the step does not use. `tables`: [n_sequences,
         max_blocks]; `tiles`: [n_tiles, 4], as `prompt_tiles` returns them. Rows of no sequence get zeros.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,9 @@ class Recorder(Protocol):
 
     def probe(self, compute: Callable[[], Tensor]) -> Tensor:
         """Compute once without recording. Raises RuntimeError if the host has to wait for the device."""
-        ...
 
     def record(self, compute: Callable[[], Tensor]) -> Recording:
         """Record what was probed, without computing it."""
-        ...
 
 
 class CudaRecorder:

@@ -39,7 +39,6 @@ class Product(Protocol):
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         """Return [n, n_out] of x [n, n_in]."""
-        ...
 
 
 class AdaptedLinear:

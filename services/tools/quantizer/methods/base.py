@@ -37,15 +37,12 @@ class Method(Protocol):
 
     def fewest(self, n_in: int) -> int:
         """Return the rows of `n_in` inputs that it needs to be better than rounding to nearest."""
-        ...
 
     def scale(self, weight: Tensor, inputs: Inputs, scheme: Scheme, dtype: torch.dtype, repeats: Repeats) -> Tensor:
         """Return factors [n_in] for the columns of the weight; what makes the inputs is divided by them."""
-        ...
 
     def quantize(self, weight: Tensor, inputs: Inputs | None, scheme: Scheme, dtype: torch.dtype) -> QuantizedWeight:
         """Return the quantized weight; `dtype` is that of stored scales. `inputs`: None if it is not calibrated."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
