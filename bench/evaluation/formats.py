@@ -11,19 +11,19 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 # The quantizer's options of each format.
-QUANTIZED: dict[str, tuple[str, ...]] = {
-    "int8": ("--method", "rtn", "--bits", "8"),
-    "int8-g32": ("--method", "rtn", "--bits", "8", "--group", "32"),
-    "int4-rtn": ("--method", "rtn", "--bits", "4"),
-    "int4-gptq": ("--method", "gptq", "--bits", "4"),
-    "int4-awq": ("--method", "awq", "--bits", "4"),
-    "int4-gptq-mixed": ("--method", "gptq", "--bits", "4", "--extra", "0.1"),
+QUANTIZED: dict[str, dict[str, object]] = {
+    "int8": {"method": "rtn", "bits": 8},
+    "int8-g32": {"method": "rtn", "bits": 8, "group": 32},
+    "int4-rtn": {"method": "rtn", "bits": 4},
+    "int4-gptq": {"method": "gptq", "bits": 4},
+    "int4-awq": {"method": "awq", "bits": 4},
+    "int4-gptq-mixed": {"method": "gptq", "bits": 4, "extra": 0.1},
 }
 DENSE = {"bf16": "bfloat16", "f32": "float32"}
 AT_LOAD = {"load-int8": "int8", "load-int4": "int4"}  # values of --quantization
 FORMATS = (*DENSE, *QUANTIZED, *AT_LOAD, "stored")
 REFERENCE = "f32"
-_CALIBRATION = ("--samples", "16", "--length", "256")
+_DEFAULTS = {"group": None, "extra": 0.0, "symmetric": True, "samples": 16, "length": 256, "device": "auto"}
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,10 @@ def _quantized(name: str, model: Path, work: Path, held_out: Collection[str]) ->
         texts = [text for topic, text in sorted(topics.items()) if f"pydoc_data/topics.py#{topic}" not in held_out]
         calibration = work / "calibration.jsonl"
         calibration.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-        command = [sys.executable, "-m", "services.tools.quantizer", str(model), "--out", str(out), *QUANTIZED[name]]
-        subprocess.run([*command, "--calibration", str(calibration), *_CALIBRATION], check=True, stdout=sys.stderr)
+        paths = {"model": str(model), "out": str(out), "calibration": str(calibration)}
+        request = json.dumps({**_DEFAULTS, **QUANTIZED[name], **paths})
+        command = [sys.executable, "-m", "services.tools.quantizer", request]
+        subprocess.run(command, check=True, stdout=sys.stderr)
     return out
 
 

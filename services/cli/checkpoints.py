@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
+from services.cli.errors import CommandError
 
 checkpoints = typer.Typer()
 
@@ -14,6 +17,8 @@ Method = Literal["gptq", "awq", "rtn"]
 Bits = Literal["4", "8"]
 Device = Literal["auto", "cpu", "cuda"]
 WeightType = Literal["auto", "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(MB|GB|MIB|GIB)", re.IGNORECASE)
+_UNITS = {"MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}
 
 
 @checkpoints.command()
@@ -70,14 +75,11 @@ def quantize(
     device: Annotated[Device, typer.Option(help="auto: a GPU if there is one.")] = "auto",
 ) -> None:
     """Quantize MODEL's weights into a checkpoint of compressed-tensors; run it again after a kill, and it goes on."""
-    from services.cli import quantize as command
+    from services.cli.worker_program import QUANTIZER
 
-    arguments = [model, "--out", str(out), "--method", method, "--bits", bits, "--extra", str(extra)]
-    arguments += ["--samples", str(samples), "--length", str(length), "--device", device]
-    arguments += ["--group", str(group)] if group is not None else []
-    arguments += ["--calibration", str(calibration)] if calibration is not None else []
-    arguments += ["--asymmetric"] if asymmetric else []
-    command.QUANTIZER.run(arguments, str(out))
+    scheme = {"method": method, "bits": int(bits), "group": group, "extra": extra, "symmetric": not asymmetric}
+    texts = {"calibration": calibration and str(calibration), "samples": samples, "length": length}
+    QUANTIZER.run(out=out, model=model, device=device, **scheme, **texts)
 
 
 @checkpoints.command()
@@ -94,10 +96,18 @@ def convert(
     force: Annotated[bool, typer.Option("--force", help="Replace OUT.")] = False,
 ) -> None:
     """Convert a GGUF file to a folder of safetensors, or a folder to a GGUF file, with tokenizer and template."""
-    from services.cli import convert as command
+    from services.cli.worker_program import CONVERTER
 
-    arguments = [source, str(out), "--type", weights, "--shard-bytes", str(command.parse_size(shard_size))]
-    command.CONVERTER.run([*arguments, *(["--force"] if force else [])], str(out))
+    CONVERTER.run(out=out, source=source, kind=weights, shard_bytes=_parse_size(shard_size), force=force)
+
+
+def _parse_size(text: str) -> int:
+    """Return a size such as 5GB in bytes; raises CommandError."""
+    match = _SIZE.fullmatch(text.strip())
+    size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    if not size:
+        raise CommandError(f"--shard-size {text}: expected a number above 0 with MB, GB, MiB or GiB, such as 5GB")
+    return size
 
 
 @checkpoints.command()
@@ -107,6 +117,6 @@ def merge(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; must not exist.")],
 ) -> None:
     """Merge a LoRA adapter into its base: also DoRA, biases, embeddings and modules that were trained whole."""
-    from services.cli import merge as command
+    from services.cli.worker_program import MERGER
 
-    command.MERGER.run([base, str(adapter), str(out)], str(out))
+    MERGER.run(out=out, base=base, adapter=str(adapter))

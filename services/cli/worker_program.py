@@ -1,13 +1,14 @@
-"""Runs a program of the worker, such as its quantizer, and draws the progress that it writes as lines of JSON."""
+"""Runs programs that work on checkpoints, and draws the progress that they write as lines of JSON."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -18,7 +19,7 @@ from services.common.extras import pip_install
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgram:
-    """A package that runs as `python -m`; its lines are {"phase", "done", "of"}, {"note"} or {"error"}."""
+    """A package that runs as `python -m`: see services/tools/program.py."""
 
     command: str  # subcommand of `ryzanstein`
     module: str
@@ -27,13 +28,13 @@ class WorkerProgram:
     phases: Mapping[str, str]  # the shown text, by the phase's name
     interrupted: str  # the message after Ctrl-C
 
-    def run(self, arguments: Sequence[str], out: str) -> None:
-        """Run to the end and print `out`; raises CommandError."""
+    def run(self, *, out: Path, **request: object) -> None:
+        """Run the request to its end and print `out`; raises CommandError."""
         if missing := [name for name in self.needed if not find_spec(name)]:
             install = pip_install(self.extras, f"{sys.executable} -m pip")
             lack = f"({', '.join(missing)} missing)"
             raise CommandError(f"{self.command} needs the extra {self.extras} {lack}: {install}")
-        command = [sys.executable, "-m", self.module, *arguments]
+        command = [sys.executable, "-m", self.module, json.dumps({"out": str(out), **request})]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:
@@ -61,3 +62,29 @@ class WorkerProgram:
                     tasks[phase] = bar.add_task(self.phases[phase], total=of)
                 bar.update(tasks[phase], completed=done)
         return ""
+
+
+QUANTIZER = WorkerProgram(
+    command="quantize",
+    module="services.tools.quantizer",
+    extras="worker",
+    needed=("torch", "safetensors", "tokenizers"),
+    phases={"survey": "choosing bits", "quantize": "quantizing layers"},
+    interrupted="the same command goes on behind the last finished layer",
+)
+CONVERTER = WorkerProgram(
+    command="convert",
+    module="services.tools.converter",
+    extras="worker,convert",
+    needed=("gguf", "safetensors", "tokenizers", "torch"),
+    phases={"convert": "converting tensors"},
+    interrupted="nothing was written",
+)
+MERGER = WorkerProgram(
+    command="merge",
+    module="services.tools.merger",
+    extras="worker",
+    needed=("safetensors", "torch"),
+    phases={"merge": "merging files"},
+    interrupted="nothing was written",
+)

@@ -34,7 +34,8 @@ def base_folder(source: str, converted: Path, job_id: str) -> Path:
 
 def _convert(source: str, folder: Path, unfinished: Path) -> None:
     unfinished.parent.mkdir(parents=True, exist_ok=True)
-    command = (sys.executable, "-m", "services.tools.converter", source, str(unfinished), "--type", "BF16", "--force")
+    request = json.dumps({"source": source, "out": str(unfinished), "kind": "BF16", "force": True})
+    command = (sys.executable, "-m", "services.tools.converter", request)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, errors="replace", check=False)
     if done.returncode:
         lines = done.stdout.splitlines()

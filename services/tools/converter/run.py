@@ -31,8 +31,8 @@ class ConversionOptions:
     source: Path  # a folder or a GGUF file
     out: Path  # a name that ends with .gguf, or a folder
     kind: str  # type of matrices; AUTO: the source's dtype
-    shard_bytes: int
-    force: bool
+    shard_bytes: int = 5 * 10**9
+    force: bool = False
 
 
 def convert(request: ConversionOptions, report: Report) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -39,6 +38,7 @@ from services.compute.model.loading.folder import ModelFolder, open_folder
 from services.compute.model.loading.tokenizer import TokenizerFiles
 from services.compute.model.shard import Shard
 from services.compute.model.spec import ModelError, ModelSpec
+from services.tools.program import Progress
 from services.tools.quantizer.activations import ActivationRecorder, RecordingLoader
 from services.tools.quantizer.calibration import digest, read_texts, sequences
 from services.tools.quantizer.choice import Candidate, choose
@@ -68,8 +68,6 @@ _CONFIG = "config.json"
 _HEAD = "lm_head"  # the module of a tied head in transformers
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _LICENCES = ("LICENSE*", "NOTICE*")
-
-Progress = Callable[[str, int, int], None]  # a phase, how many of its layers are done, and of how many
 
 
 @dataclass(frozen=True, slots=True)

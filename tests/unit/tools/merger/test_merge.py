@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.cli.stack.default_model import TINY_MODEL
-from services.tools.merger.__main__ import main
+from services.tools.merger.__main__ import merge_model
+from services.tools.program import run
 from tests.adapters import write_adapter
 
 BEFORE = "base_model.model.model."
@@ -30,8 +31,9 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     def call(base: Path, adapter: Path, out: Path | None = None) -> str:
         out = out or adapter / "merged"
         there = out.exists()
-        monkeypatch.setattr(sys, "argv", ["merger", str(base), str(adapter), str(out)])
-        assert main() == 1
+        request = {"base": str(base), "adapter": str(adapter), "out": str(out)}
+        monkeypatch.setattr(sys, "argv", ["merger", json.dumps(request)])
+        assert run(merge_model) == 1
         assert out.exists() is there
         assert not list(adapter.glob(".*"))
         return str(json.loads(capsys.readouterr().out.splitlines()[-1])["error"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch import Tensor
 from transformers import CompressedTensorsConfig
 
 from services.compute.model.spec import ModelError
-from services.tools.quantizer.__main__ import main
+from services.tools.program import run
+from services.tools.quantizer.__main__ import quantize_model
 from services.tools.quantizer.calibration import read_texts
 from services.tools.quantizer.folder import PartialFolder
 from services.tools.quantizer.methods.base import Inputs, Repeats
@@ -113,9 +115,9 @@ def test_the_command_reports_its_rejections(
 ) -> None:
     (tmp_path / "model.gguf").touch()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    sent = [str(tmp_path / "model.gguf"), "--out", str(tmp_path / "out"), "--device", device]
-    monkeypatch.setattr(sys, "argv", ["quantizer", *sent])
-    assert main() == 1
+    sent = {**asdict(request(tmp_path / "model.gguf", tmp_path / "out")), "device": device}
+    monkeypatch.setattr(sys, "argv", ["quantizer", json.dumps(sent, default=str)])
+    assert run(quantize_model) == 1
     assert re.search(reason, json.loads(capsys.readouterr().out)["error"])
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -49,7 +51,8 @@ def test_a_killed_run_ends_with_the_same_bytes(tmp_path: Path, monkeypatch: pyte
     )
     quantize(request(model, whole, extra=0.2), CPU, lambda *_: None)
     options = ["--samples", "6", "--length", "48", "--extra", "0.2", "--device", "cpu", "--out", str(out)]
-    killed = subprocess.run([sys.executable, "-c", _KILLED, str(model), *options], capture_output=True, check=False)
+    sent = json.dumps({**asdict(request(model, out, extra=0.2)), "device": "cpu"}, default=str)
+    killed = subprocess.run([sys.executable, "-c", _KILLED, sent], capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     partial = tmp_path / "out.partial"
     first = partial / "model-00001-of-00004.safetensors"
