@@ -13,14 +13,23 @@ import os
 import platform
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics, make_wsgi_app
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    make_wsgi_app,
+)
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -61,6 +70,26 @@ def _version() -> str:
         return version("ryzanstein")
     except PackageNotFoundError:  # run from a folder that is not installed
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class NewMetrics:
+    """Makes metrics in a registry; their names begin with `prefix`."""
+
+    registry: CollectorRegistry
+    prefix: str
+
+    def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+        """A counter."""
+        return Counter(self.prefix + name, text, labels, registry=self.registry)
+
+    def gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+        """A gauge."""
+        return Gauge(self.prefix + name, text, labels, registry=self.registry)
+
+    def histogram(self, name: str, text: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
+        """A histogram."""
+        return Histogram(self.prefix + name, text, labels, buckets=buckets, registry=self.registry)
 
 
 class Totals(Collector):

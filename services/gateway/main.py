@@ -47,13 +47,13 @@ from services.gateway.upstream.connection import WorkerPool
 from services.gateway.websocket.replay import ReplayBuffers
 from services.gateway.wiring import (
     STORE_S,
+    SharedServices,
     kept_responses,
     new_gate,
     new_ledger,
     new_reports,
     new_request_log,
     new_router,
-    new_services,
     response_cache,
     resume_policy,
 )
@@ -161,7 +161,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     batches = Batches(settings, keys, metrics) if settings.batch_storage_bytes else None
     fine_tuning = FineTuning(batches.files, adapters) if batches else None
     ledger = new_ledger(settings, redis, keys, metrics, gateway_id)
-    services = new_services(
+    services = SharedServices(
         settings,
         router,
         adapters,
@@ -183,14 +183,12 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     background = (
         background_claims(stores.queue, services.background_routes(), places, gateway_id, drain) if places else None
     )
-    metrics.watch(
-        workers=lambda: len(router.listed.views),
-        routers_up=lambda: router.answered,
-        drain_remaining=lambda: drain.remaining,
-        drain_last_arrival_s=lambda: drain.last_arrival_s,
-        live_peers=lambda: settings.gateway_replicas or peers.live,
-        usage_waiting=lambda: ledger.waiting_tokens,
-    )
+    metrics.workers.set_function(lambda: len(router.listed.views))
+    metrics.routers_up.set_function(lambda: router.answered)
+    metrics.drain_remaining.set_function(lambda: drain.remaining)
+    metrics.drain_last_arrival.set_function(lambda: drain.last_arrival_s)
+    metrics.live_peers.set_function(lambda: settings.gateway_replicas or peers.live)
+    metrics.usage_waiting.set_function(lambda: ledger.waiting_tokens)
     try:
         await table.refresh()  # before the first request comes
         async with (

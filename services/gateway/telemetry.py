@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.common.metrics import new_registry
+from services.common.metrics import NewMetrics, new_registry
 from services.common.telemetry_names import Scheme
 
 _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -83,166 +83,115 @@ class GatewayMetrics:
 
     def __init__(self, causes: Iterable[str] = (), schemes: Collection[Scheme] = ()) -> None:
         self.registry = new_registry("gateway", schemes)
-        prefix, registry = "ryzanstein_gateway_", self.registry
-        self.requests = Counter(
-            f"{prefix}requests",
+        prefix = "ryzanstein_gateway_"
+        new = NewMetrics(self.registry, prefix)
+        self.requests = new.counter(
+            "requests",
             "Ended requests, by the status that REST has for the outcome; 499: the client disconnected",
             ["api", "route", "status", "model"],
-            registry=registry,
         )
-        self.in_flight = Gauge(
-            f"{prefix}in_flight_requests", "Requests being served", ["api", "route"], registry=registry
-        )
-        self.sockets = Gauge(f"{prefix}websocket_connections", "Open WebSockets", registry=registry)
-        self.waiting = Gauge(f"{prefix}waiting_sequences", "Sequences without a first token", registry=registry)
-        self.tokens = Counter(f"{prefix}tokens", "Tokens by kind", ["kind", "model", "tenant"], registry=registry)
-        self.sequences = Counter(
-            f"{prefix}sequences",
+        self.in_flight = new.gauge("in_flight_requests", "Requests being served", ["api", "route"])
+        self.sockets = new.gauge("websocket_connections", "Open WebSockets")
+        self.waiting = new.gauge("waiting_sequences", "Sequences without a first token")
+        self.tokens = new.counter("tokens", "Tokens by kind", ["kind", "model", "tenant"])
+        self.sequences = new.counter(
+            "sequences",
             "Ended sequences with a first token, by the reason; abort: by their client or an error",
             ["model", "finish"],
-            registry=registry,
         )
-        self.resumes = Counter(f"{prefix}resumes", "Interrupted attempts by cause", ["cause"], registry=registry)
+        self.resumes = new.counter("resumes", "Interrupted attempts by cause", ["cause"])
         for cause in causes:
             self.resumes.labels(cause)
-        self.fallbacks = Counter(
-            f"{prefix}fallbacks",
-            "Requests that a fallback took over, by the requested model or route",
-            ["model"],
-            registry=registry,
+        self.fallbacks = new.counter(
+            "fallbacks", "Requests that a fallback took over, by the requested model or route", ["model"]
         )
-        self.routed = Counter(
-            f"{prefix}routed_requests",
-            "Requests that name a route, by the model that answers",
-            ["route", "model"],
-            registry=registry,
+        self.routed = new.counter(
+            "routed_requests", "Requests that name a route, by the model that answers", ["route", "model"]
         )
-        self.mirrored = Counter(
-            f"{prefix}mirrored_requests",
+        self.mirrored = new.counter(
+            "mirrored_requests",
             "Mirrored sequences: same or different tokens, answered (not greedy), failed, dropped (workers are busy)",
             ["route", "model", "result"],
-            registry=registry,
         )
-        self.canary_decisions = Counter(
-            f"{prefix}canary_decisions",
+        self.canary_decisions = new.counter(
+            "canary_decisions",
             "Decisions of this gateway on canaries: step, promoted, rolled_back, stopped",
             ["route", "decision"],
-            registry=registry,
         )
-        self.mirrored_tokens = Counter(
-            f"{prefix}mirrored_tokens", "Tokens of mirrored sequences by kind", ["kind", "model"], registry=registry
-        )
-        self.cache = Counter(f"{prefix}response_cache", "Response cache lookups", ["result"], registry=registry)
-        self.limited = Counter(f"{prefix}limited", "Requests refused by a limit", ["limit"], registry=registry)
-        self.unaccounted = Counter(
-            f"{prefix}unaccounted_tokens",
+        self.mirrored_tokens = new.counter("mirrored_tokens", "Tokens of mirrored sequences by kind", ["kind", "model"])
+        self.cache = new.counter("response_cache", "Response cache lookups", ["result"])
+        self.limited = new.counter("limited", "Requests refused by a limit", ["limit"])
+        self.unaccounted = new.counter(
+            "unaccounted_tokens",
             "Tokens that no quota and no usage counts: Redis was away when the gateway ended, or for too long",
-            registry=registry,
         )
-        self.unlogged = Counter(
-            f"{prefix}unlogged_requests",
+        self.unlogged = new.counter(
+            "unlogged_requests",
             "Requests that the log for plans lacks: Redis was away when the gateway ended, or for too long",
-            registry=registry,
         )
-        self.cost = Counter(
-            f"{prefix}cost", "Cost of requests, in the currency of the prices", ["model", "tenant"], registry=registry
-        )
-        self.usage_waiting = Gauge(
-            f"{prefix}usage_waiting_tokens",
-            "Tokens that wait in the gateway to be counted in Redis",
-            registry=registry,
-        )
-        self.redis_up = Gauge(
-            f"{prefix}redis_up", "Whether Redis answered last (1 until it is first asked)", registry=registry
-        )
+        self.cost = new.counter("cost", "Cost of requests, in the currency of the prices", ["model", "tenant"])
+        self.usage_waiting = new.gauge("usage_waiting_tokens", "Tokens that wait in the gateway to be counted in Redis")
+        self.redis_up = new.gauge("redis_up", "Whether Redis answered last (1 until it is first asked)")
         self.redis_up.set(1)
-        self.routers_up = Gauge(f"{prefix}router_up", "Whether any router answered last", registry=registry)
-        self.workers = Gauge(f"{prefix}known_workers", "Workers in the last list", registry=registry)
-        self.drain_remaining = Gauge(
-            f"{prefix}drain_remaining_streams",
-            "Requests and generations still open in a gateway that drains; 0 while it serves",
-            registry=registry,
+        self.routers_up = new.gauge("router_up", "Whether any router answered last")
+        self.workers = new.gauge("known_workers", "Workers in the last list")
+        self.drain_remaining = new.gauge(
+            "drain_remaining_streams", "Requests and generations still open in a gateway that drains; 0 while it serves"
         )
-        self.drain_last_arrival = Gauge(
-            f"{prefix}drain_last_request_seconds",
+        self.drain_last_arrival = new.gauge(
+            "drain_last_request_seconds",
             "From the end of a gateway's readiness to its last new request or WebSocket, probes excluded; 0: none",
-            registry=registry,
         )
-        self.ttft = Histogram(
-            f"{prefix}time_to_first_token_seconds",
+        self.ttft = new.histogram(
+            "time_to_first_token_seconds",
             "Arrival to first token; not of requests of priority 100, as those of batches",
+            _TTFT_S,
             ["model"],
-            buckets=_TTFT_S,
-            registry=registry,
         )
-        self.e2e = Histogram(
-            f"{prefix}request_seconds",
-            "Arrival to last byte",
-            ["api", "route", "model"],
-            buckets=_E2E_S,
-            registry=registry,
-        )
+        self.e2e = new.histogram("request_seconds", "Arrival to last byte", _E2E_S, ["api", "route", "model"])
         self.inter_token = ModelHistograms(
-            f"{prefix}inter_token_seconds", "Time between batches of a sequence", _ITL_S, registry
+            f"{prefix}inter_token_seconds", "Time between batches of a sequence", _ITL_S, self.registry
         )
         self.prompt_length = ModelHistograms(
-            f"{prefix}prompt_length_tokens", "Prompt tokens of a sequence", _LENGTHS, registry
+            f"{prefix}prompt_length_tokens", "Prompt tokens of a sequence", _LENGTHS, self.registry
         )
         self.completion_length = ModelHistograms(
-            f"{prefix}completion_length_tokens", "Tokens generated for a sequence", _LENGTHS, registry
+            f"{prefix}completion_length_tokens", "Tokens generated for a sequence", _LENGTHS, self.registry
         )
-        self.resume_seconds = Histogram(
-            f"{prefix}resume_seconds",
+        self.resume_seconds = new.histogram(
+            "resume_seconds",
             "Pause that a client saw in a stream that went on elsewhere, from the last token to the next one",
-            buckets=_RESUME_S,
-            registry=registry,
+            _RESUME_S,
         )
-        self.resumed_streams = Counter(
-            f"{prefix}resumed_streams",
+        self.resumed_streams = new.counter(
+            "resumed_streams",
             "Times a stream went on with another worker; approximate: its text may differ from the uninterrupted one",
             ["model", "resume"],
-            registry=registry,
         )
-        self.resumed_tokens = Counter(
-            f"{prefix}resumed_tokens", "Tokens that resumed streams had when they went on", registry=registry
+        self.resumed_tokens = new.counter("resumed_tokens", "Tokens that resumed streams had when they went on")
+        self.broken = new.counter(
+            "streams_broken", "Streams that ended with an error after their first token, by its code", ["reason"]
         )
-        self.broken = Counter(
-            f"{prefix}streams_broken",
-            "Streams that ended with an error after their first token, by its code",
-            ["reason"],
-            registry=registry,
+        self.redis_seconds = new.histogram(
+            "redis_seconds", "Time of an operation on Redis, failed ones included", _REDIS_S
         )
-        self.redis_seconds = Histogram(
-            f"{prefix}redis_seconds",
-            "Time of an operation on Redis, failed ones included",
-            buckets=_REDIS_S,
-            registry=registry,
-        )
-        self.socket_closes = Counter(
-            f"{prefix}websocket_closes",
+        self.socket_closes = new.counter(
+            "websocket_closes",
             "WebSockets that have ended, by close code; 1005: lost, 1012: the gateway ends, other: not of RFC 6455",
             ["code"],
-            registry=registry,
         )
-        self.live_peers = Gauge(
-            f"{prefix}live_peers",
-            "Gateways that share concurrency caps, and limits while Redis is away; this one included",
-            registry=registry,
+        self.live_peers = new.gauge(
+            "live_peers", "Gateways that share concurrency caps, and limits while Redis is away; this one included"
         )
-        self.batches = Counter(
-            f"{prefix}batches", "Batches that this gateway has ended, by status", ["status"], registry=registry
-        )
-        self.batch_requests = Counter(
-            f"{prefix}batch_requests",
+        self.batches = new.counter("batches", "Batches that this gateway has ended, by status", ["status"])
+        self.batch_requests = new.counter(
+            "batch_requests",
             "Requests of batches: completed, failed, or postponed because of limits or workers",
             ["result"],
-            registry=registry,
         )
-        self.batches_running = Gauge(f"{prefix}batches_running", "Batches that this gateway runs", registry=registry)
-        self.batches_open = Gauge(f"{prefix}batches_open", "Open batches of all gateways", registry=registry)
-        self.batch_storage = Gauge(
-            f"{prefix}batch_storage_bytes", "Size of all files of batches in Redis", registry=registry
-        )
+        self.batches_running = new.gauge("batches_running", "Batches that this gateway runs")
+        self.batches_open = new.gauge("batches_open", "Open batches of all gateways")
+        self.batch_storage = new.gauge("batch_storage_bytes", "Size of all files of batches in Redis")
 
         # The results of labels() are cached: one call costs as much as all other metrics of a request.
         self._token_counters: dict[tuple[str, str], list[Counter]] = {}
@@ -258,10 +207,6 @@ class GatewayMetrics:
             counter.inc(count)
         self.prompt_length.of(model).observe(counts[0])
         self.completion_length.of(model).observe(counts[1])
-
-    def count_finish(self, model: str, finish: str | None) -> None:
-        """Count a sequence that is over, by the reason; None: it was aborted."""
-        self.sequences.labels(model, finish or "abort").inc()
 
     def count_mirrored(self, model: str, counts: tuple[int, int, int]) -> None:
         """Count the tokens of a mirrored sequence, as `count_tokens` does those of clients."""
@@ -288,21 +233,3 @@ class GatewayMetrics:
     def count_close(self, code: int) -> None:
         """Count a closed WebSocket; codes that clients choose share a label, so that series stay few."""
         self.socket_closes.labels(str(code) if code in _CLOSE_CODES else "other").inc()
-
-    def watch(
-        self,
-        *,
-        workers: Callable[[], int],
-        routers_up: Callable[[], bool],
-        drain_remaining: Callable[[], int],
-        drain_last_arrival_s: Callable[[], float],
-        live_peers: Callable[[], int],
-        usage_waiting: Callable[[], int],
-    ) -> None:
-        """Register gauges that are read at each scrape."""
-        self.live_peers.set_function(live_peers)
-        self.usage_waiting.set_function(usage_waiting)
-        self.drain_remaining.set_function(drain_remaining)
-        self.drain_last_arrival.set_function(drain_last_arrival_s)
-        self.workers.set_function(workers)
-        self.routers_up.set_function(routers_up)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from redis.asyncio import Redis
@@ -88,30 +88,47 @@ def resume_policy(settings: GatewaySettings) -> ResumePolicy:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SharedServices:
-    """The services that the three public APIs share."""
+    """The services that the three public APIs share, on top of one pipeline."""
 
     settings: GatewaySettings
-    catalog: Catalog
     router: RouterClient
-    gate: Gate
-    metrics: GatewayMetrics
-    models: Models
-    external: ExternalClient
-    completions: CompletionPreparer
-    chat: ChatPreparer
-    hot: list[Route]
-    stores: KeptResponses
     adapters: AdapterAdmin
-    embedder: Embedder
-    buffers: ReplayBuffers
+    pipeline: Pipeline
+    table: RouteTable
+    canaries: Canaries
+    grammars: GrammarCompiler
+    gate: Gate
+    stores: KeptResponses
+    metrics: GatewayMetrics
     tracer: RequestTracer
     drain: Drain
     batches: Batches | None
     fine_tuning: FineTuning | None
     ledger: UsageLedger
     usage: UsageReports
+    catalog: Catalog = field(init=False)
+    models: Models = field(init=False)
+    external: ExternalClient = field(init=False)
+    completions: CompletionPreparer = field(init=False)
+    chat: ChatPreparer = field(init=False)
+    hot: list[Route] = field(init=False)
+    embedder: Embedder = field(init=False)
+    buffers: ReplayBuffers = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings, catalog, metrics = self.settings, self.pipeline.catalog, self.metrics
+        self.catalog, self.embedder, self.external = catalog, Embedder(self.pipeline), ExternalClient()
+        fetcher = ImageFetcher(FetchPolicy(settings.image_hosts, settings.image_timeout_s))
+        limits = ImageLimits(settings.image_max_count, settings.image_max_bytes, settings.image_max_pixels)
+        self.chat = ChatPreparer(self.pipeline, self.grammars, settings, ImageReader(limits, fetcher), FileReader())
+        self.completions = CompletionPreparer(self.pipeline, self.grammars)
+        mirrors = Mirrors(catalog, metrics, self.canaries.compared)
+        self.models = Models(catalog, self.table, mirrors, settings.fallback_model, metrics)
+        made = self.chat, self.completions, self.embedder, self.stores, self.gate.credential
+        self.hot = hot_routes(settings, *made, self.adapters, self.external)
+        self.buffers = ReplayBuffers(settings.stream_resume_window_s)
 
     def _origins(self) -> OriginPolicy:
         settings = self.settings
@@ -294,51 +311,3 @@ def new_reports(settings: GatewaySettings, redis: Redis, keys: RedisKeys, metric
     """Return what reads usage, with a guard of its own, since reading many buckets takes longer than a limit check."""
     guard = RedisGuard(redis, settings.redis, STORE_S, metrics, "no usage is read until it is back")
     return UsageReports(UsageReader(guard, keys), settings.retention, settings.currency)
-
-
-def new_services(
-    settings: GatewaySettings,
-    router: RouterClient,
-    adapters: AdapterAdmin,
-    pipeline: Pipeline,
-    table: RouteTable,
-    canaries: Canaries,
-    grammars: GrammarCompiler,
-    gate: Gate,
-    stores: KeptResponses,
-    metrics: GatewayMetrics,
-    tracer: RequestTracer,
-    drain: Drain,
-    batches: Batches | None,
-    fine_tuning: FineTuning | None,
-    ledger: UsageLedger,
-    usage: UsageReports,
-) -> SharedServices:
-    """Make what the APIs share, on top of one pipeline."""
-    catalog, embedder, external = pipeline.catalog, Embedder(pipeline), ExternalClient()
-    fetcher = ImageFetcher(FetchPolicy(settings.image_hosts, settings.image_timeout_s))
-    limits = ImageLimits(settings.image_max_count, settings.image_max_bytes, settings.image_max_pixels)
-    chat = ChatPreparer(pipeline, grammars, settings, ImageReader(limits, fetcher), FileReader())
-    completions = CompletionPreparer(pipeline, grammars)
-    return SharedServices(
-        settings,
-        catalog,
-        router,
-        gate,
-        metrics,
-        Models(catalog, table, Mirrors(catalog, metrics, canaries.compared), settings.fallback_model, metrics),
-        external,
-        completions,
-        chat,
-        hot_routes(settings, chat, completions, embedder, stores, gate.credential, adapters, external),
-        stores,
-        adapters,
-        embedder,
-        ReplayBuffers(settings.stream_resume_window_s),
-        tracer,
-        drain,
-        batches,
-        fine_tuning,
-        ledger,
-        usage,
-    )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
-from services.common.metrics import Totals
+from services.common.metrics import NewMetrics, Totals
 from services.kv_coordinator.index import BlockIndex
 from services.kv_coordinator.subscriptions import Subscriptions, SyncCounters
 
@@ -15,24 +15,14 @@ class CoordinatorMetrics:
     """All metrics of the coordinator, in one registry."""
 
     def __init__(self, registry: CollectorRegistry, counters: SyncCounters) -> None:
-        self._lookups = Counter(
-            "ryzanstein_coordinator_lookups",
-            "Lookups, by whether any worker held a block",
-            ["result"],
-            registry=registry,
-        )
+        new = NewMetrics(registry, "ryzanstein_coordinator_")
+        self._lookups = new.counter("lookups", "Lookups, by whether any worker held a block", ["result"])
         self._hits, self._misses = self._lookups.labels("hit"), self._lookups.labels("miss")
-        self._seconds = Histogram(
-            "ryzanstein_coordinator_lookup_seconds", "Time of a lookup", buckets=_BUCKETS, registry=registry
-        )
-        self._blocks = Gauge("ryzanstein_coordinator_blocks", "Distinct blocks", registry=registry)
-        self._entries = Gauge("ryzanstein_coordinator_entries", "Pairs of block and worker", registry=registry)
-        self._workers = Gauge("ryzanstein_coordinator_workers", "Workers, by state", ["state"], registry=registry)
-        self._lag = Gauge(
-            "ryzanstein_coordinator_lag_seconds",
-            "Longest time for which a worker has been out of sync; 0: none is",
-            registry=registry,
-        )
+        self._seconds = new.histogram("lookup_seconds", "Time of a lookup", _BUCKETS)
+        self._blocks = new.gauge("blocks", "Distinct blocks")
+        self._entries = new.gauge("entries", "Pairs of block and worker")
+        self._workers = new.gauge("workers", "Workers, by state", ["state"])
+        self._lag = new.gauge("lag_seconds", "Longest time for which a worker has been out of sync; 0: none is")
         Totals(
             "ryzanstein_coordinator_events",
             "KV events applied, gaps found in them, full dumps taken (resyncs)",

@@ -7,10 +7,10 @@ from collections import Counter as Tally
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from ryzanstein.v1 import routing_pb2
 
-from services.common.metrics import Totals
+from services.common.metrics import NewMetrics, Totals
 from services.router.breaker import BreakerState
 from services.router.fleet import Fleet
 from services.router.prefixes import Prefixes
@@ -37,111 +37,49 @@ class RouterMetrics:
     """All metrics of the router, in one registry."""
 
     def __init__(self, registry: CollectorRegistry, prefixes: Sequence[Prefixes]) -> None:
-        self.decisions = Counter(
-            "ryzanstein_router_decisions",
-            "Requests placed, by model and reason",
-            ["model", "reason"],
-            registry=registry,
+        new = NewMetrics(registry, "ryzanstein_router_")
+        self.decisions = new.counter("decisions", "Requests placed, by model and reason", ["model", "reason"])
+        self.refusals = new.counter("refusals", "Requests not placed, by status code", ["code"])
+        self.seconds = new.histogram("decision_seconds", "Time of a decision without waiting in the queue", _BUCKETS)
+        self.queue_seconds = new.histogram(
+            "queue_seconds", "Wait for an eligible worker, of requests that had to", _QUEUE_S
         )
-        self.refusals = Counter(
-            "ryzanstein_router_refusals", "Requests not placed, by status code", ["code"], registry=registry
+        self.expected_ttft = new.histogram(
+            "expected_first_token_seconds", "Expected time to the first token of the chosen worker", _TTFT_S, ["model"]
         )
-        self.seconds = Histogram(
-            "ryzanstein_router_decision_seconds",
-            "Time of a decision without waiting in the queue",
-            buckets=_BUCKETS,
-            registry=registry,
+        self.prompt_tokens = new.counter("prompt_tokens", "Prompt tokens of placed requests", ["model"])
+        self.matched_tokens = new.counter(
+            "matched_tokens", "Prompt tokens that the chosen worker had cached, as the coordinator reports", ["model"]
         )
-        self.queue_seconds = Histogram(
-            "ryzanstein_router_queue_seconds",
-            "Wait for an eligible worker, of requests that had to",
-            buckets=_QUEUE_S,
-            registry=registry,
-        )
-        self.expected_ttft = Histogram(
-            "ryzanstein_router_expected_first_token_seconds",
-            "Expected time to the first token of the chosen worker",
-            ["model"],
-            buckets=_TTFT_S,
-            registry=registry,
-        )
-        self.prompt_tokens = Counter(
-            "ryzanstein_router_prompt_tokens", "Prompt tokens of placed requests", ["model"], registry=registry
-        )
-        self.matched_tokens = Counter(
-            "ryzanstein_router_matched_tokens",
-            "Prompt tokens that the chosen worker had cached, as the coordinator reports",
-            ["model"],
-            registry=registry,
-        )
-        self.outcomes = Counter(
-            "ryzanstein_router_outcomes", "Reported by gateways, by result", ["result"], registry=registry
-        )
+        self.outcomes = new.counter("outcomes", "Reported by gateways, by result", ["result"])
         self._series: dict[str, _ModelSeries] = {}  # by model
         self._placed: dict[tuple[str, str], Counter] = {}  # by model and reason
         self._bindings: dict[str, Counter] = {}  # by result
         self._shown: set[str] = set()  # models with gauges
-        self.queued = Gauge(
-            "ryzanstein_router_queue_length", "Requests waiting for a worker", ["model"], registry=registry
+        self.queued = new.gauge("queue_length", "Requests waiting for a worker", ["model"])
+        self.held = new.gauge("held_requests", "Requests that wait for a model without a serving worker", ["model"])
+        self.held_seconds = new.gauge(
+            "held_seconds", "How long the first of these requests has waited; 0 without requests", ["model"]
         )
-        self.held = Gauge(
-            "ryzanstein_router_held_requests",
-            "Requests that wait for a model without a serving worker",
-            ["model"],
-            registry=registry,
+        self.workers = new.gauge("workers", "Workers by the reason why they are not eligible", ["model", "state"])
+        self.redis_up = new.gauge("redis_up", "Whether sessions are read from Redis")
+        self.redis_seconds = new.histogram(
+            "redis_seconds", "Time of an operation on Redis, failed ones included", _REDIS_S
         )
-        self.held_seconds = Gauge(
-            "ryzanstein_router_held_seconds",
-            "How long the first of these requests has waited; 0 without requests",
-            ["model"],
-            registry=registry,
+        self.breakers = new.gauge("breakers", "Circuit breakers of workers, by state", ["model", "state"])
+        self.bindings = new.counter(
+            "session_bindings", "Placed requests with a session, by the outcome of its binding to a worker", ["result"]
         )
-        self.workers = Gauge(
-            "ryzanstein_router_workers",
-            "Workers by the reason why they are not eligible",
-            ["model", "state"],
-            registry=registry,
+        self.scaler_pools = new.gauge("scaler_pools", "Pools with autoscaling.mode builtin")
+        self.scaler_leads = new.gauge("scaler_leads", "Whether this router scales these pools")
+        self.scaler_failures = new.counter(
+            "scaler_failures", "Failed evaluations of a pool, or of the leader's lease, whose pool is empty", ["pool"]
         )
-        self.redis_up = Gauge("ryzanstein_router_redis_up", "Whether sessions are read from Redis", registry=registry)
-        self.redis_seconds = Histogram(
-            "ryzanstein_router_redis_seconds",
-            "Time of an operation on Redis, failed ones included",
-            buckets=_REDIS_S,
-            registry=registry,
+        self.scalings = new.counter("scalings", "Changes of a pool's replicas", ["pool", "reason"])
+        self.pool_replicas = new.gauge(
+            "pool_replicas", "Replicas of a scaled pool, and those that its demand needs", ["pool", "kind"]
         )
-        self.breakers = Gauge(
-            "ryzanstein_router_breakers", "Circuit breakers of workers, by state", ["model", "state"], registry=registry
-        )
-        self.bindings = Counter(
-            "ryzanstein_router_session_bindings",
-            "Placed requests with a session, by the outcome of its binding to a worker",
-            ["result"],
-            registry=registry,
-        )
-        self.scaler_pools = Gauge(
-            "ryzanstein_router_scaler_pools", "Pools with autoscaling.mode builtin", registry=registry
-        )
-        self.scaler_leads = Gauge(
-            "ryzanstein_router_scaler_leads", "Whether this router scales these pools", registry=registry
-        )
-        self.scaler_failures = Counter(
-            "ryzanstein_router_scaler_failures",
-            "Failed evaluations of a pool, or of the leader's lease, whose pool is empty",
-            ["pool"],
-            registry=registry,
-        )
-        self.scalings = Counter(
-            "ryzanstein_router_scalings", "Changes of a pool's replicas", ["pool", "reason"], registry=registry
-        )
-        self.pool_replicas = Gauge(
-            "ryzanstein_router_pool_replicas",
-            "Replicas of a scaled pool, and those that its demand needs",
-            ["pool", "kind"],
-            registry=registry,
-        )
-        self.pool_load = Gauge(
-            "ryzanstein_router_pool_load", "Demand for a scaled pool, in workers", ["pool"], registry=registry
-        )
+        self.pool_load = new.gauge("pool_load", "Demand for a scaled pool, in workers", ["pool"])
         Totals(
             "ryzanstein_router_lookups",
             "Lookups at the coordinator",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 from ryzanstein.v1 import worker_pb2 as pb
 
+from services.common.metrics import NewMetrics
 from services.worker.engine.state import EngineFacts, EngineModel
 
 _REASONS = {
@@ -20,26 +21,18 @@ class LifeMetrics:
     """Implements LifeObserver; all names begin with ``ryzanstein_worker_``."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"ryzanstein_worker_{name}", text, labels, registry=registry)
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"ryzanstein_worker_{name}", text, labels, registry=registry)
-
+        new = NewMetrics(registry, "ryzanstein_worker_")
         labels = ("model", "revision", "dtype", "device", "tensor_parallel", "engine", "resume", "version")
-        self._info = gauge("info", "1; labels describe what this worker serves, to join its other metrics", *labels)
-        self._recoveries = counter("recoveries", "Losses of ranks, each of which a restart follows, by cause", "cause")
-        self._ranks_lost = counter("ranks_lost", "Losses of ranks, by the rank that caused it, if known", "rank")
-        self._handoffs = counter("handoffs", "Requests handed off to other workers, by reason", "reason")
-        self._startup = gauge("startup_seconds", "Time of each phase of the slowest rank's last start", "phase")
-        self._wake = Histogram(
-            "ryzanstein_worker_wake_seconds",
-            "From the order to wake until the worker serves",
-            buckets=_WAKES,
-            registry=registry,
+        self._info = new.gauge("info", "1; labels describe what this worker serves, to join its other metrics", labels)
+        self._recoveries = new.counter(
+            "recoveries", "Losses of ranks, each of which a restart follows, by cause", ["cause"]
         )
+        self._ranks_lost = new.counter("ranks_lost", "Losses of ranks, by the rank that caused it, if known", ["rank"])
+        self._handoffs = new.counter("handoffs", "Requests handed off to other workers, by reason", ["reason"])
+        self._startup = new.gauge("startup_seconds", "Time of each phase of the slowest rank's last start", ["phase"])
+        self._wake = new.histogram("wake_seconds", "From the order to wake until the worker serves", _WAKES)
         self._drain_began = 0.0
-        gauge("drain_seconds", "Since the drain began; 0 before").set_function(self._drain_seconds)
+        new.gauge("drain_seconds", "Since the drain began; 0 before").set_function(self._drain_seconds)
 
     def describe(self, name: str, revision: str, model: EngineModel, version: str) -> None:
         """Publish facts about the model."""

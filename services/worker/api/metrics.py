@@ -6,11 +6,12 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from ryzanstein.v1 import worker_pb2 as pb
 
+from services.common.metrics import NewMetrics
 from services.common.phases import phase_name
 from services.worker.engine.base import StepReport
 from services.worker.engine.state import DRAFTERS, EngineCounters, EngineState, add_totals
@@ -83,37 +84,25 @@ class WorkerMetrics:
     """Histograms that the engine feeds; implements StepObserver."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.registry = registry
-        self._queue = self._histogram("queue_seconds", "From submit to admission")
-        self._ttft = self._histogram("ttft_seconds", "From submit to the first token")
-        self._step = self._histogram("step_seconds", "From a step's start to its result")
-        self._last_step = Gauge(
-            "ryzanstein_worker_last_step_timestamp_seconds",
-            "Unix time of the last step's result; 0 before the first one",
-            registry=self.registry,
+        new = NewMetrics(registry, "ryzanstein_worker_")
+        self._queue = new.histogram("queue_seconds", "From submit to admission", _LATENCY)
+        self._ttft = new.histogram("ttft_seconds", "From submit to the first token", _LATENCY)
+        self._step = new.histogram("step_seconds", "From a step's start to its result", _LATENCY)
+        self._last_step = new.gauge(
+            "last_step_timestamp_seconds", "Unix time of the last step's result; 0 before the first one"
         )
-        self._rows = Histogram(
-            "ryzanstein_worker_step_rows",
-            "Tokens computed in a step",
-            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
-            registry=self.registry,
+        self._rows = new.histogram(
+            "step_rows", "Tokens computed in a step", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
         )
-        self._adapter_load = Histogram(
-            "ryzanstein_worker_adapter_load_seconds",
+        self._adapter_load = new.histogram(
+            "adapter_load_seconds",
             "Loads of LoRA adapters into slots, from files or memory, by result",
+            _LATENCY,
             ["source", "result"],
-            buckets=_LATENCY,
-            registry=self.registry,
         )
         for source, result in itertools.product(("files", "memory"), ("ok", "refused", "lost")):
             self._adapter_load.labels(source, result)
-        split = Histogram(
-            "ryzanstein_worker_step_part_seconds",
-            "Time of the parts of a step on rank 0",
-            ["part"],
-            buckets=_LATENCY,
-            registry=self.registry,
-        )
+        split = new.histogram("step_part_seconds", "Time of the parts of a step on rank 0", _LATENCY, ["part"])
         self._parts = {part: split.labels(part) for part in ("wait", "forward", "communication", "sample")}
 
     def on_step(self, report: StepReport) -> None:
@@ -132,6 +121,3 @@ class WorkerMetrics:
     def on_adapter_load(self, source: str, result: str, seconds: float) -> None:
         """An adapter was loaded, or was not."""
         self._adapter_load.labels(source, result).observe(seconds)
-
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(f"ryzanstein_worker_{name}", text, buckets=_LATENCY, registry=self.registry)
