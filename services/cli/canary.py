@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
-from rich.table import Table
 
 from services.cli.admin import Admin, shown_time
 from services.cli.options import takes_options
 from services.cli.routes import AsJson, Name, parsed_share
-from services.cli.tables import plain_console, print_whole
+from services.cli.tables import print_listed
 
 canary = typer.Typer(no_args_is_help=True, help="New models behind a name, compared and promoted by steps.")
 
@@ -37,17 +35,13 @@ def start(
 @takes_options
 def status(as_json: AsJson = False, *, gateway: Admin) -> None:
     """Show all canaries: their state, its reason, and what was compared since the last step."""
-    canaries = gateway.call("GET", "/admin/canaries")["canaries"]
-    if as_json:
-        print(json.dumps(canaries, indent=1))  # noqa: T201
-        return
-    table = Table("name", "model", "state", "share", "compared", "agreement", "failed", "reason", "by", "at")
-    for each in canaries:
-        table.add_row(
-            *(each["name"], each["model"], each["state"], f"{each['weight']:.0%}"),
-            *(*_compared(each), each["reason"], each["by"], shown_time(each["at"])),
-        )
-    print_whole(plain_console(), table)
+
+    def row(each: dict[str, Any]) -> tuple[str, ...]:
+        known = each["name"], each["model"], each["state"], f"{each['weight']:.0%}"
+        return *known, *_compared(each), each["reason"], each["by"], shown_time(each["at"])
+
+    titles = ("name", "model", "state", "share", "compared", "agreement", "failed", "reason", "by", "at")
+    print_listed(gateway.call("GET", "/admin/canaries")["canaries"], titles, row, as_json=as_json)
 
 
 @canary.command()

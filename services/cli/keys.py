@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
-from rich.table import Table
 
 from services.cli.admin import Admin, shown_time
 from services.cli.errors import CommandError
 from services.cli.options import takes_options
-from services.cli.tables import plain_console, print_whole
+from services.cli.tables import print_listed
 
 keys = typer.Typer(no_args_is_help=True, help="API keys of an installation.")
 
@@ -100,25 +98,16 @@ def list_keys(
 ) -> None:
     """Show the keys: their beginnings, tenants and limits."""
     issued = gateway.call("GET", "/admin/keys")["keys"]
-    if as_json:
-        print(json.dumps(issued, indent=1))  # noqa: T201
-        return
-    table = Table("id", "tenant", "models", "limits", "created", "ends")
-    for key in issued:
-        limits = [f"{name.replace('_', ' ')} {key[name]}" for name in _LIMITS if key.get(name)]
-        window = key["hours"]
-        limits += [f"{window['start']}-{window['end']} {window['timezone']}"] if window else []
-        limits += ["administrator"] if key["admin"] else []
-        models = ", ".join(key["models"]) or "all"
-        table.add_row(
-            key["id"],
-            key["name"],
-            models,
-            "\n".join(limits) or "none",
-            shown_time(key["created_at"]),
-            shown_time(key["until"]),
-        )
-    print_whole(plain_console(), table)
+    print_listed(issued, ("id", "tenant", "models", "limits", "created", "ends"), _row, as_json=as_json)
+
+
+def _row(key: dict[str, Any]) -> tuple[str, ...]:
+    limits = [f"{name.replace('_', ' ')} {key[name]}" for name in _LIMITS if key.get(name)]
+    window = key["hours"]
+    limits += [f"{window['start']}-{window['end']} {window['timezone']}"] if window else []
+    limits += ["administrator"] if key["admin"] else []
+    models, times = ", ".join(key["models"]) or "all", (shown_time(key[end]) for end in ("created_at", "until"))
+    return key["id"], key["name"], models, "\n".join(limits) or "none", *times
 
 
 @keys.command()

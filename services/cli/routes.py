@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import typer
-from rich.table import Table
 
 from services.cli.admin import Admin, shown_time
 from services.cli.errors import CommandError
 from services.cli.options import takes_options
-from services.cli.tables import plain_console, print_whole
+from services.cli.tables import print_listed
 
 routes = typer.Typer(no_args_is_help=True, help="Names for models, with shares and fallbacks.")
 
@@ -31,15 +30,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 @takes_options
 def list_routes(as_json: AsJson = False, *, gateway: Admin) -> None:
     """Show all routes: those of the installation's file, and the live ones, which win."""
-    listed = gateway.call("GET", "/admin/routes")["routes"]
-    if as_json:
-        print(json.dumps(listed, indent=1))  # noqa: T201
-        return
-    table = Table("name", "targets", "fallbacks", "mirror", "sticky", "source", "version", "by", "at")
-    for route in listed:
+
+    def row(route: dict[str, Any]) -> list[str]:
         changed = (str(route.get("version", "-")), route.get("by", "-"), shown_time(route.get("at", 0)))
-        table.add_row(route["name"], *_columns(route["route"]), route["source"], *changed)
-    print_whole(plain_console(), table)
+        return [route["name"], *_columns(route["route"]), route["source"], *changed]
+
+    titles = ("name", "targets", "fallbacks", "mirror", "sticky", "source", "version", "by", "at")
+    print_listed(gateway.call("GET", "/admin/routes")["routes"], titles, row, as_json=as_json)
 
 
 @routes.command("set")
@@ -107,16 +104,14 @@ def history(
 ) -> None:
     """Show the last changes of live routes: who made which one, and when."""
     path = f"/admin/route-changes?limit={limit}&name={quote(name, safe='')}"
-    changes = gateway.call("GET", path)["changes"]
-    if as_json:
-        print(json.dumps(changes, indent=1))  # noqa: T201
-        return
-    table = Table("at", "by", "action", "name", "version", "targets", "fallbacks", "mirror", "sticky")
-    for change in changes:
+
+    def row(change: dict[str, Any]) -> list[str]:
         columns = _columns(change["route"]) if change["route"] else [""] * 4
-        row = shown_time(change["at"]), change["by"], change["action"], change["name"], str(change["version"])
-        table.add_row(*row, *columns)
-    print_whole(plain_console(), table)
+        made = shown_time(change["at"]), change["by"], change["action"], change["name"], str(change["version"])
+        return [*made, *columns]
+
+    titles = ("at", "by", "action", "name", "version", "targets", "fallbacks", "mirror", "sticky")
+    print_listed(gateway.call("GET", path)["changes"], titles, row, as_json=as_json)
 
 
 def _columns(route: dict[str, Any]) -> list[str]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -26,3 +30,20 @@ def print_whole(console: Console, table: Table) -> None:
         console.print(table)
     finally:
         console.width = before
+
+
+def print_listed(
+    listed: Sequence[dict[str, Any]],
+    titles: Sequence[str],
+    row: Callable[[dict[str, Any]], Iterable[str]],
+    *,
+    as_json: bool,
+) -> None:
+    """Print what a gateway lists: a row for each, or JSON."""
+    if as_json:
+        print(json.dumps(listed, indent=1))  # noqa: T201
+        return
+    table = Table(*titles)
+    for each in listed:
+        table.add_row(*row(each))
+    print_whole(plain_console(), table)

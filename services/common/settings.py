@@ -8,7 +8,7 @@ import ssl
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from services.common.redis_client import RedisAccess, RedisUrlError
@@ -28,9 +28,6 @@ def peer_address(address: str) -> str:
     if address and not (host and "/" not in host and port.isdigit() and 0 < int(port) < 65536):
         raise ValueError("must be host:port")
     return address
-
-
-PeerAddress = Annotated[str, AfterValidator(peer_address)]  # host:port, or empty
 
 
 def _split(value: object) -> object:

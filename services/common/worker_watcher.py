@@ -37,10 +37,6 @@ class WorkerHooks:
     concerns: Callable[[str], bool] = lambda worker_id: True
 
 
-def _same_place(old: Lease, new: Lease) -> bool:
-    return (old.address, old.model) == (new.address, new.model)
-
-
 class WorkerWatcher:
     """Starts, restarts and ends the task of every worker as leases come and go.
 
@@ -82,7 +78,7 @@ class WorkerWatcher:
         leases = {worker_id: lease for worker_id, lease in leases.items() if self._hooks.concerns(worker_id)}
         for worker_id, lease in leases.items():
             watched = self._watched.get(worker_id)
-            if watched is not None and not _same_place(watched.lease, lease):
+            if watched and (watched.lease.address, watched.lease.model) != (lease.address, lease.model):
                 await self._end(worker_id)
                 watched = None
             if watched is None:

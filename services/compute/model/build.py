@@ -156,7 +156,7 @@ def build_decoder(
         embed=embed,
         layers=built,
         embed_norm=load_norm(spec, load, "embed_norm") if spec.embed_norm else None,
-        norm=load_norm(spec, load, "norm") if spec.final_norm else _unchanged,
+        norm=load_norm(spec, load, "norm") if spec.final_norm else lambda x: x,
         head=head,
         vocabulary=vocabulary,
         tables=Tables(max_positions, rotary, spec.reaches, positions, token_types),
@@ -166,10 +166,6 @@ def build_decoder(
         weight_formats=formats,
         adapters=load.adapters,
     )
-
-
-def _unchanged(x: torch.Tensor) -> torch.Tensor:
-    return x
 
 
 def _in_words(forms: Counter[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.gateway.generation.tokens import FinishReason
@@ -78,6 +78,3 @@ class MessageReader:
     def finish_of(self, finish: FinishReason) -> FinishReason:
         """Why the message has ended, given why its text has."""
         return self._finish if self._called and finish is FinishReason.STOP else finish
-
-
-NewReader = Callable[[], MessageReader]

@@ -50,7 +50,7 @@ def close_objects(root: Node, *, by_default: bool) -> frozenset[int]:
     nodes = [node for _, node in walk(root)]
     parts = _parts(root, nodes)
     for node in nodes:
-        alone = node.pop("unevaluatedProperties") is False if _says_unevaluated(node) else False
+        alone = isinstance(node.get("unevaluatedProperties"), bool) and not node.pop("unevaluatedProperties")
         named = "properties" in node or "patternProperties" in node or _is_composed(root, node)
         if alone or (by_default and named and id(node) not in parts):
             _close(root, node, alone=alone)
@@ -63,10 +63,6 @@ def close_arguments(root: Node) -> None:
         root.setdefault("type", "object")
         if root["type"] == "object" and not root.keys() & _OF_OBJECTS:
             root["properties"], root["additionalProperties"] = {}, False
-
-
-def _says_unevaluated(node: Node) -> bool:
-    return isinstance(node.get("unevaluatedProperties"), bool)
 
 
 def _is_composed(root: Node, node: Node) -> bool:

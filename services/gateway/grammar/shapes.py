@@ -25,10 +25,6 @@ def check_shapes(root: Node) -> None:
                 node[keyword] = _count(keyword, pointer, node[keyword])
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, list)
-
-
 def _is_object(value: object) -> bool:
     return isinstance(value, dict)
 
@@ -37,32 +33,22 @@ def _are_names(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
-def _is_type(value: object) -> bool:
-    return isinstance(value, str) or _are_names(value)
-
-
 def _is_number(value: object) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _OVERFLOW
 
 
-def _is_bound(value: object) -> bool:
-    return isinstance(value, bool) or _is_number(value)  # draft 4 has booleans
-
-
-def _is_step(value: Any) -> bool:
-    return _is_number(value) and value > 0
-
-
-_SHAPES: tuple[tuple[tuple[str, ...], Callable[[object], bool], str], ...] = (
-    (("allOf", "anyOf", "oneOf", "prefixItems", "enum"), _is_list, "a list"),
-    (("type",), _is_type, "a name or a list of names"),
+_DOUBLE = "a number that a double holds"
+_SHAPES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (("allOf", "anyOf", "oneOf", "prefixItems", "enum"), lambda value: isinstance(value, list), "a list"),
+    (("type",), lambda value: isinstance(value, str) or _are_names(value), "a name or a list of names"),
     (("required",), _are_names, "a list of names"),
     (("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"), _is_object, "an object"),
-    (("minimum", "maximum"), _is_number, "a number that a double holds"),
-    (("exclusiveMinimum", "exclusiveMaximum"), _is_bound, "a number that a double holds"),
-    (("multipleOf",), _is_step, "a number above 0 that a double holds"),
+    (("minimum", "maximum"), _is_number, _DOUBLE),
+    # Draft 4 has booleans.
+    (("exclusiveMinimum", "exclusiveMaximum"), lambda value: isinstance(value, bool) or _is_number(value), _DOUBLE),
+    (("multipleOf",), lambda value: _is_number(value) and value > 0, "a number above 0 that a double holds"),
 )
 
 

@@ -33,14 +33,11 @@ def pick(name: str, targets: Iterable[Target], key: str) -> Target:
 
     Weighted rendezvous hashing (Mosharaf and others 2009): a change of weights moves only as many keys as it must.
     """
-    return max((target for target in targets if target.weight), key=lambda target: _score(name, target, key))
+    weighted = (target for target in targets if target.weight)
+    return max(weighted, key=lambda target: -target.weight / math.log(fraction(name, target.model, key)))
 
 
 def fraction(*parts: str) -> float:
     """A number between 0 and 1, neither included, that the texts determine; uniform over them."""
     digest = blake2b("\0".join(parts).encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") + 0.5) / _FRACTIONS
-
-
-def _score(name: str, target: Target, key: str) -> float:
-    return -target.weight / math.log(fraction(name, target.model, key))

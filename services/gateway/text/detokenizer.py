@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from tokenizers import Tokenizer
 
@@ -139,29 +140,18 @@ class WindowDetokenizer(Detokenizer):
         return text[len(emitted) :]
 
 
-class _BytePieces(dict[int, bytes]):
-    """id -> bytes, filled on first use."""
+Piece = TypeVar("Piece")
 
-    def __init__(self, vocabulary: Vocabulary, scheme: ByteLevelScheme) -> None:
-        self._vocabulary = vocabulary
-        self._scheme = scheme
 
-    def __missing__(self, token_id: int) -> bytes:
+class _Pieces(dict[int, Piece]):
+    """id -> what `read` makes of its token, or `without` for an id without text; filled on first use."""
+
+    def __init__(self, vocabulary: Vocabulary, read: Callable[[str], Piece], without: Piece) -> None:
+        self._vocabulary, self._read, self._without = vocabulary, read, without
+
+    def __missing__(self, token_id: int) -> Piece:
         token = self._vocabulary.token(token_id)
-        piece = self[token_id] = b"" if token is None else self._scheme.piece(token)
-        return piece
-
-
-class _TextPieces(dict[int, str | int | None]):
-    """id -> text or byte value, filled on first use."""
-
-    def __init__(self, vocabulary: Vocabulary, scheme: SentencePieceScheme) -> None:
-        self._vocabulary = vocabulary
-        self._scheme = scheme
-
-    def __missing__(self, token_id: int) -> str | int | None:
-        token = self._vocabulary.token(token_id)
-        piece = self[token_id] = None if token is None else self._scheme.piece(token)
+        piece = self[token_id] = self._without if token is None else self._read(token)
         return piece
 
 
@@ -178,9 +168,9 @@ class Vocabulary:
         self.byte_pieces: dict[int, bytes] = {}
         self.text_pieces: dict[int, str | int | None] = {}
         if isinstance(self._scheme, ByteLevelScheme):
-            self.byte_pieces = _BytePieces(self, self._scheme)
+            self.byte_pieces = _Pieces(self, self._scheme.piece, b"")
         elif isinstance(self._scheme, SentencePieceScheme):
-            self.text_pieces = _TextPieces(self, self._scheme)
+            self.text_pieces = _Pieces(self, self._scheme.piece, None)
 
     def token(self, token_id: int) -> str | None:
         """The token in the vocabulary's spelling; None for ids without text: unknown ids and skipped special tokens."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -41,14 +41,8 @@ from services.worker.rank.worst_step import (
 _WARM_UP_TOKENS = 64
 
 
-class Loader(Protocol):
-    """Reads this rank's share of a model."""
-
-    def __call__(
-        self, config: RankGroupConfig, comm: Communicator, backend: ModelBackend, known: KnownFiles | None = None
-    ) -> LoadedModel:
-        """Return the model, distributed and packed. `known`: by an earlier load."""
-        ...
+# Returns this rank's share of a model, distributed and packed; with the files that an earlier load knows.
+Loader = Callable[[RankGroupConfig, Communicator, ModelBackend, KnownFiles | None], LoadedModel]
 
 
 class Phases:

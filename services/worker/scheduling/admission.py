@@ -78,7 +78,7 @@ def fresh_blocks(pool: BlockPool, request: Request, hits: list[int], n_running: 
     if not pool.total:
         return 0
     n_tokens = request.limit - 1 if is_protected(request) else len(request.token_ids)
-    n_fresh = pool.blocks_for(n_tokens) - len(hits)
+    n_fresh = -(-n_tokens // pool.block_tokens) - len(hits)
     free = pool.available - pool.idle(hits)
     reserve = min(n_running, pool.total // 8)
     return n_fresh if n_fresh + reserve <= free else None

@@ -62,10 +62,6 @@ class BlockPool:
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._canonical
 
-    def blocks_for(self, n_tokens: int) -> int:
-        """Number of blocks that hold `n_tokens` positions."""
-        return -(-n_tokens // self.block_tokens)
-
     def match(self, digests: Iterable[bytes]) -> list[int]:
         """The longest cached prefix of a chain of block digests, as blocks; references nothing."""
         blocks = []

@@ -33,9 +33,10 @@ def read_spec(config: Config) -> ModelSpec:
     moe = read_moe(config, "num_local_experts", ffn_size=spec.ffn_size, normalise=True)
     kinds, mlp_sum = _kinds(config, spec.n_layers), _factors(config, "mlp")
     attention = replace(_rotated(config, spec, same_window(config, spec)[0]), mixing_sum=_factors(config, "full_attn"))
+    last = spec.n_layers - 1 + 1e-5
     lightning = LayerSpec(attends=False, mixing_sum=_factors(config, "linear_attn"))
     layers = (
-        replace(lightning, mixer=Lightning(spec.n_heads, spec.head_dim, _slope(index, spec.n_layers)))
+        replace(lightning, mixer=Lightning(spec.n_heads, spec.head_dim, 1 - index / last + 1e-5))
         if kind == _LIGHTNING
         else attention
         for index, kind in enumerate(kinds)
@@ -50,10 +51,6 @@ def read_spec(config: Config) -> ModelSpec:
         embed_norm=True,
         final_norm=False,
     )
-
-
-def _slope(index: int, n_layers: int) -> float:
-    return 1 - index / (n_layers - 1 + 1e-5) + 1e-5
 
 
 def _factors(config: Config, part: str) -> SumFactors:

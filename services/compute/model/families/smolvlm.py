@@ -20,10 +20,6 @@ _UNUSED = ("perceiver_config", "pixel_shuffle_factor", "qk_layer_norms", "use_re
 _UNUSED_BY_TOWER = ("max_image_size", "size", "tie_word_embeddings", "use_base_siglip")
 
 
-def _prepare(config: Config) -> None:
-    config.pass_over(*_UNUSED)
-
-
 def _vision(config: Config) -> VisionSpec:
     """Read the tower. Raises ModelError."""
     tower = config.section("vision_config")
@@ -43,7 +39,9 @@ def _vision(config: Config) -> VisionSpec:
 
 
 def _family(architecture: str, model_type: str) -> Family:
-    family = multimodal_family(architecture, model_type, _TEXTS, _prepare, _vision, _PREFIXES)
+    family = multimodal_family(
+        architecture, model_type, _TEXTS, lambda config: config.pass_over(*_UNUSED), _vision, _PREFIXES
+    )
 
     def read_spec(config: Config) -> ModelSpec:  # this file's first line describes the family
         return family.read_spec(config)

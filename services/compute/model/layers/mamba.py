@@ -57,10 +57,6 @@ class MambaLayer:
         return self._out(mixed, step.adapters)
 
 
-def _unchanged(x: Tensor) -> Tensor:
-    return x
-
-
 def load_mamba(spec: ModelSpec, mixer: Mamba, load: LinearLoader, index: int) -> MambaLayer:
     """Load layer `index`'s state-space layer; ranks divide the channels."""
     key, hidden, size, device = f"layers.{index}.", spec.hidden_size, mixer.size, load.backend.device
@@ -72,7 +68,7 @@ def load_mamba(spec: ModelSpec, mixer: Mamba, load: LinearLoader, index: int) ->
 
     def norm(name: str, n: int) -> Callable[[Tensor], Tensor]:
         if mixer.norms == "none":
-            return _unchanged
+            return lambda x: x
         weighted = mixer.norms == "weighted"
         weight = load.source.vector(key + name, n).float() if weighted else torch.ones(n)
         return load.backend.ops.rms_norm(weight.to(device), mixer.norm_eps)

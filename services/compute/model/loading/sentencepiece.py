@@ -50,12 +50,9 @@ def _model(file: Path, proto: ModelProto) -> BPE | Unigram:
     if kind == TrainerSpec.BPE:
         vocabulary = {piece.piece: index for index, piece in enumerate(proto.pieces)}
         unk = None if unknown is None else proto.pieces[unknown].piece
-        return BPE(vocabulary, _merges(proto), unk_token=unk, fuse_unk=True, byte_fallback=byte_fallback)
+        merges = piece_merges({piece.piece: piece.score for piece in proto.pieces if piece.type == _Piece.NORMAL})
+        return BPE(vocabulary, merges, unk_token=unk, fuse_unk=True, byte_fallback=byte_fallback)
     raise ModelError(f"{file}: SentencePiece models of type {TrainerSpec.ModelType.Name(kind)} are not implemented")
-
-
-def _merges(proto: ModelProto) -> list[tuple[str, str]]:
-    return piece_merges({piece.piece: piece.score for piece in proto.pieces if piece.type == _Piece.NORMAL})
 
 
 def _set_spaces(tokenizer: Tokenizer, proto: ModelProto, *, legacy: bool) -> None:

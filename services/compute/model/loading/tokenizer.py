@@ -40,7 +40,8 @@ def read_tokenizer(folder: Path, config: dict[str, Any], vocab_size: int) -> Tok
     special = _special_tokens(settings)
     before = len(tokenizer.get_added_tokens_decoder())
     _add_listed(tokenizer, folder, config, set(special.values()), vocab_size)
-    _add_unknown(tokenizer, [*_as_tokens(settings, _NAMED), *_listed_special(folder, settings)], vocab_size)
+    standard = [_special(settings[name]) for name in _NAMED if _text(settings.get(name))]
+    _add_unknown(tokenizer, [*standard, *_listed_special(folder, settings)], vocab_size)
     if len(tokenizer.get_added_tokens_decoder()) != before:
         text = tokenizer.to_str().encode()
     eos = special.get("eos_token")
@@ -109,10 +110,6 @@ def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
 
 def _is_named(key: str, value: Any) -> bool:
     return key.endswith("_token") and (isinstance(value, str) or (isinstance(value, dict) and "content" in value))
-
-
-def _as_tokens(settings: dict[str, Any], names: Iterable[str]) -> list[AddedToken]:
-    return [_special(settings[name]) for name in names if _text(settings.get(name))]
 
 
 def _listed_special(folder: Path, settings: dict[str, Any]) -> list[AddedToken]:

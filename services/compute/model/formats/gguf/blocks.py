@@ -56,10 +56,6 @@ def _halves(blocks: Tensor, at: int) -> Tensor:
     return blocks[:, at : at + 2].contiguous().view(torch.float16)
 
 
-def _signed(codes: Tensor, middle: int) -> Tensor:
-    return codes.view(torch.int8) - middle
-
-
 def _of_book(entries: tuple[int, ...], places: Tensor) -> Tensor:
     return torch.tensor(entries, dtype=torch.int8)[places.int()]
 
@@ -99,7 +95,7 @@ def _q3_k(blocks: Tensor) -> Parts:
         return _unpacked(blocks[:, 32:96], 32, _PAIRS) | _unpacked(blocks[:, :32], 32, _BITS) << 2
 
     sixths = _unpacked(blocks[:, 96:104], 8, _NIBBLES) | _unpacked(blocks[:, 104:108], 4, _PAIRS) << 4
-    return Parts(codes, _halves(blocks, 108).float() * _signed(sixths, 32), zero=4)
+    return Parts(codes, _halves(blocks, 108).float() * (sixths.view(torch.int8) - 32), zero=4)
 
 
 def _scales_and_minima(packed: Tensor) -> tuple[Tensor, Tensor]:
