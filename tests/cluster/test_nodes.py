@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -67,21 +67,14 @@ def test_a_drained_node(installed: Installation, disturbed: Disturb, nodes: list
         installed.kube.kubectl("uncordon", *nodes)
 
 
-def test_power_is_lost(installed: Installation, disturbed: Disturb, rig: Rig, victim: str) -> None:
+@pytest.mark.parametrize(("away", "back"), [(Rig.power_off, Rig.power_on), (Rig.unplug, Rig.plug_in)])
+def test_a_node_loses_its_power_or_its_cable(
+    disturbed: Disturb, rig: Rig, victim: str, away: Callable[[Rig, str], None], back: Callable[[Rig, str], None]
+) -> None:
     def fault() -> None:
-        rig.power_off(victim)
+        away(rig, victim)
         time.sleep(LOST_S)
-        rig.power_on(victim)
-
-    load = disturbed(fault)
-    assert load.figures()["pause_worst"] < LONGEST_PAUSE_S
-
-
-def test_a_cable_is_pulled(installed: Installation, disturbed: Disturb, rig: Rig, victim: str) -> None:
-    def fault() -> None:
-        rig.unplug(victim)
-        time.sleep(LOST_S)
-        rig.plug_in(victim)
+        back(rig, victim)
 
     load = disturbed(fault)
     assert load.figures()["pause_worst"] < LONGEST_PAUSE_S

@@ -286,17 +286,13 @@ async def test_job_leftovers_are_removed_except_served_adapters(server: RedisSer
     adapter = RegisteredAdapter("ft", MODEL, "digest", source)
     await client.hset(RedisKeys("default").adapters, adapter.name, adapter.to_json())
     await sweep(jobs, store, 3600.0)
-    assert _below(jobs) == {
+    assert {path.name: {below.name for below in path.iterdir()} for path in jobs.iterdir()} == {
         "ftjob-running": {"job.json", "training.jsonl", "adapter"},
         "ftjob-served": {"job.json", "adapter"},
         "ftjob-recent": {"job.json", "adapter"},
         "ftjob-broken": {"job.json"},
     }
     await client.aclose()
-
-
-def _below(folder: Path) -> dict[str, set[str]]:
-    return {path.name: {below.name for below in path.iterdir()} for path in folder.iterdir()}
 
 
 def test_training_does_not_begin_when_its_fine_tuner_has_died(tmp_path: Path) -> None:

@@ -29,10 +29,6 @@ def shifted(metric: Metric, by: float) -> Metric:
     return metric.model_copy(update={"samples": tuple(sample + by for sample in metric.samples)})
 
 
-def towards_worse(metric: Metric) -> int:
-    return 1 if metric.better is Better.LOWER else -1
-
-
 def results(rounds: int = 2, machine: str = "here", **named: Metric) -> Results:
     return Results(
         taken="2026-01-01T00:00:00Z",
@@ -52,7 +48,7 @@ def test_a_file_is_never_worse_than_its_own_copy(named: dict[str, Metric]) -> No
 
 @given(metrics(), st.integers(1, 10_000))
 def test_a_shift_beyond_the_spread_is_always_told(metric: Metric, beyond: int) -> None:
-    shift = (metric.spread + beyond) * towards_worse(metric)
+    shift = (metric.spread + beyond) * (1 if metric.better is Better.LOWER else -1)  # to the worse
     assert judge(metric, shifted(metric, shift)) is Verdict.WORSE
     assert judge(metric, shifted(metric, -shift)) is Verdict.BETTER
 

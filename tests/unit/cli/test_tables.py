@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -34,25 +35,30 @@ def console(width: int) -> tuple[Console, io.StringIO]:
     return Console(file=stream, width=width, force_terminal=True, color_system=None, markup=False, emoji=False), stream
 
 
+def shown_by_status(views: Sequence[routing_pb2.WorkerView], width: int = 240) -> str:
+    """The table of the workers and what stands below it."""
+    terminal, stream = console(width)
+    listed = routing_pb2.ListWorkersResponse(router_id="r", policy="cost", workers=views)
+    _print_workers(terminal, listed)
+    _print_accounts(terminal, listed)
+    assert max(map(len, stream.getvalue().splitlines())) <= width
+    return stream.getvalue()
+
+
 @pytest.mark.parametrize("width", [80, 200])
 def test_status_shows_every_heading_and_every_number(width: int) -> None:
-    terminal, stream = console(width)
-    _print_workers(terminal, routing_pb2.ListWorkersResponse(router_id="r", policy="cost", workers=[VIEW]))
-    text = " ".join(stream.getvalue().split())
+    text = " ".join(shown_by_status([VIEW], width).split())
     assert "…" not in text
     assert all(column in text for column in _COLUMNS[3:])
     assert all(value in text for value in (VIEW.worker_id, VIEW.model, VIEW.why_not, "recovering", "1024", "123.4"))
-    assert max(map(len, stream.getvalue().splitlines())) <= width
 
 
 @pytest.mark.parametrize(
     ("phase", "name"), [(worker_pb2.PHASE_SLEEPING, "sleeping"), (worker_pb2.PHASE_WAKING, "waking"), (99, "phase_99")]
 )
 def test_status_names_the_phase_also_of_a_newer_worker(phase: worker_pb2.Phase, name: str) -> None:
-    terminal, stream = console(200)
     view = routing_pb2.WorkerView(worker_id="w", model="m", state=worker_pb2.WorkerState(phase=phase))
-    _print_workers(terminal, routing_pb2.ListWorkersResponse(router_id="r", policy="cost", workers=[view]))
-    assert f" {name} " in stream.getvalue()
+    assert f" {name} " in shown_by_status([view])
 
 
 @pytest.mark.parametrize("width", [80, 240])
@@ -60,11 +66,8 @@ def test_status_shows_the_accepted_share_of_drafts(width: int) -> None:
     state = worker_pb2.WorkerState(phase=worker_pb2.PHASE_SERVING, drafted_tokens=200, accepted_tokens=126)
     drafting = routing_pb2.WorkerView(worker_id="drafting", model="m", eligible=True, state=state)
     for views, shown in (([VIEW], False), ([VIEW, drafting], True)):
-        terminal, stream = console(width)
-        _print_workers(terminal, routing_pb2.ListWorkersResponse(router_id="r", policy="cost", workers=views))
-        text = " ".join(stream.getvalue().split())
+        text = " ".join(shown_by_status(views, width).split())
         assert ("drafts accepted" in text, "63%" in text) == (shown, shown)
-    assert max(map(len, stream.getvalue().splitlines())) <= width
 
 
 def test_status_shows_how_full_the_places_below_the_device_are() -> None:
@@ -75,9 +78,7 @@ def test_status_shows_how_full_the_places_below_the_device_are() -> None:
     state = worker_pb2.WorkerState(phase=worker_pb2.PHASE_SERVING, kv_places=places)
     keeping = routing_pb2.WorkerView(worker_id="keeping", model="m", eligible=True, state=state)
     for views, shown in (([VIEW], False), ([VIEW, keeping], True)):
-        terminal, stream = console(240)
-        _print_workers(terminal, routing_pb2.ListWorkersResponse(router_id="r", policy="cost", workers=views))
-        text = " ".join(stream.getvalue().split())
+        text = " ".join(shown_by_status(views).split())
         assert ("KV below" in text, "host 75%, disk 2% fails: [Errno 28] full" in text) == (shown, shown)
 
 
@@ -90,16 +91,13 @@ def test_status_shows_the_memory_of_a_worker_and_whether_the_worker_is_pinned() 
         routing_pb2.WorkerView(worker_id=worker_id, model="m", state=state)
         for worker_id, state in (("w0", sleeping), ("w1", pinned), ("w2", ranked))
     ]
-    terminal, stream = console(240)
-    listed = routing_pb2.ListWorkersResponse(router_id="r", policy="cost", workers=views)
-    _print_workers(terminal, listed)
-    _print_accounts(terminal, listed)
+    text = shown_by_status(views)
     assert all(
-        text in stream.getvalue()
-        for text in ("30 of 900 MiB", "800 of 900 MiB", "serving (pinned)", "serving (priority -2)", " sleeping ")
+        part in text
+        for part in ("30 of 900 MiB", "800 of 900 MiB", "serving (pinned)", "serving (priority -2)", " sleeping ")
     )
-    assert "memory of w0, w1: 900 MiB: host cache 700, weights 200\n" in stream.getvalue()
-    assert "memory of w2" not in stream.getvalue()
+    assert "memory of w0, w1: 900 MiB: host cache 700, weights 200\n" in text
+    assert "memory of w2" not in text
 
 
 @pytest.mark.parametrize("width", [80, 240])
@@ -108,9 +106,7 @@ def test_status_shows_adapters_of_workers_with_slots(width: int) -> None:
     state = worker_pb2.WorkerState(phase=worker_pb2.PHASE_SERVING, adapters=adapters, adapter_slots=8)
     adapted = routing_pb2.WorkerView(worker_id="adapted", model="m", eligible=True, state=state)
     for views, shown in (([VIEW], False), ([VIEW, adapted], True)):
-        terminal, stream = console(width)
-        _print_workers(terminal, routing_pb2.ListWorkersResponse(router_id="r", policy="cost", workers=views))
-        text = " ".join(stream.getvalue().split())
+        text = " ".join(shown_by_status(views, width).split())
         assert ("adapters" in text, "2/8, 1 kept" in text, "0/0" in text) == (shown, shown, shown)
 
 

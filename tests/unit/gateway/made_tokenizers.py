@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -17,6 +19,14 @@ CORPUS = [
 SPECIAL = ["<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>"]
 
 
+def _trained(
+    tokenizer: Tokenizer, trainer: Any, vocab_size: int = 200, special: Sequence[str] = ("<unk>", *SPECIAL), **more: Any
+) -> Tokenizer:
+    settings = {"vocab_size": vocab_size, "special_tokens": [*special], "show_progress": False, **more}
+    tokenizer.train_from_iterator(CORPUS, trainer(**settings))
+    return tokenizer
+
+
 @cache
 def byte_level() -> Tokenizer:
     """GPT-2's family. Ids 0-3 are special."""
@@ -24,10 +34,7 @@ def byte_level() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=420, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    _trained(tokenizer, trainers.BpeTrainer, 420, SPECIAL, initial_alphabet=alphabet)
     tokenizer.add_tokens([AddedToken("plain added ü", special=False)])
     return tokenizer
 
@@ -41,8 +48,7 @@ def sentencepiece() -> Tokenizer:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     special = ["<unk>", *SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
-    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=special, limit_alphabet=40, show_progress=False)
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    _trained(tokenizer, trainers.BpeTrainer, 420, special, limit_alphabet=40)
     # Byte tokens are ordinary tokens in real files, only the others are special.
     reread = Tokenizer.from_str(_without_added_bytes(tokenizer.to_str()))
     reread.post_processor = processors.TemplateProcessing(
@@ -57,11 +63,7 @@ def metaspace() -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=200, special_tokens=["<unk>", *SPECIAL], unk_token="<unk>", show_progress=False
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return tokenizer
+    return _trained(tokenizer, trainers.UnigramTrainer, unk_token="<unk>")
 
 
 @cache
@@ -70,9 +72,7 @@ def wordpiece() -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.WordPiece(cleanup=False)
-    trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=["<unk>", *SPECIAL], show_progress=False)
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return tokenizer
+    return _trained(tokenizer, trainers.WordPieceTrainer)
 
 
 @cache
@@ -81,11 +81,7 @@ def suffixed() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.BPEDecoder()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<unk>", *SPECIAL], end_of_word_suffix="</w>", show_progress=False
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return tokenizer
+    return _trained(tokenizer, trainers.BpeTrainer, 300, end_of_word_suffix="</w>")
 
 
 @cache
@@ -93,9 +89,7 @@ def undecorated() -> Tokenizer:
     """No decoder at all: words, joined with blanks."""
     tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    trainer = trainers.WordLevelTrainer(vocab_size=200, special_tokens=["<unk>", *SPECIAL], show_progress=False)
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return tokenizer
+    return _trained(tokenizer, trainers.WordLevelTrainer)
 
 
 def _without_added_bytes(text: str) -> str:

@@ -35,8 +35,9 @@ async def test_the_first_token_does_not_wait(monkeypatch: pytest.MonkeyPatch) ->
     assert (await taking).ids == [100]
 
 
+@pytest.mark.parametrize("lost", [True, False])
 async def test_tokens_within_a_frame_go_out_together_and_the_end_ends_the_frame(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, lost: bool
 ) -> None:
     monkeypatch.setattr(module, "FRAME_S", 3600.0)
     attempt = new_attempt()
@@ -48,23 +49,12 @@ async def test_tokens_within_a_frame_go_out_together_and_the_end_ends_the_frame(
         attempt.deliver(output(index))
     await give_way()
     assert not taking.done()
-    attempt.deliver(output(3, finish=worker_pb2.FINISH_REASON_LENGTH))
-    assert (await taking).ids == [101, 102, 103]
-    assert attempt.end is FinishReason.LENGTH
-
-
-async def test_a_lost_connection_ends_the_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FRAME_S", 3600.0)
-    attempt = new_attempt()
-    attempt.deliver(output(0))
-    await attempt.take()
-    taking = asyncio.create_task(attempt.take())
-    await give_way()
-    attempt.deliver(output(1))
-    await give_way()
-    attempt.lose("the worker died", died=True)
-    assert (await taking).ids == [101]
-    assert isinstance(attempt.end, module.Interruption)
+    if lost:
+        attempt.lose("the worker died", died=True)
+    else:
+        attempt.deliver(output(3, finish=worker_pb2.FINISH_REASON_LENGTH))
+    assert (await taking).ids == [101, 102] if lost else [101, 102, 103]
+    assert isinstance(attempt.end, module.Interruption) if lost else attempt.end is FinishReason.LENGTH
 
 
 async def test_a_frame_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,11 @@ class BrokenInstallation:
         target["status"]["containerStatuses"] = [waits]
         return target
 
+    def restarted(self, component: str, times: int, **terminated: Any) -> None:
+        """Its container has ended so often, at last like that."""
+        status = self.pod(component)["status"]["containerStatuses"][0]
+        status |= {"restartCount": times, "lastState": {"terminated": terminated}}
+
     def not_ready(self, component: str) -> Object:
         target = self.pod(component)
         target["status"]["conditions"][1]["status"] = "False"

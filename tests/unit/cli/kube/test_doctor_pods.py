@@ -186,10 +186,7 @@ def test_a_fetch_that_succeeded_at_its_second_attempt_is_over() -> None:
 
 def test_a_container_killed_for_memory() -> None:
     broken = BrokenInstallation()
-    broken.pod("worker")["status"]["containerStatuses"][0] |= {
-        "restartCount": 3,
-        "lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}},
-    }
+    broken.restarted("worker", 3, reason="OOMKilled", exitCode=137)
     finding = one(broken)
     assert (finding.what, finding.why) == ("restarting", "killed for memory at its limit of 2Gi (3 times)")
     assert "workers.pools.default.resources.limits.memory" in finding.do[0]
@@ -198,7 +195,7 @@ def test_a_container_killed_for_memory() -> None:
 def test_a_container_that_runs_well_since_its_restarts(capsys: pytest.CaptureFixture[str]) -> None:
     broken = BrokenInstallation()
     worker = broken.pod("worker")["status"]["containerStatuses"][0]
-    worker |= {"restartCount": 3, "lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}
+    broken.restarted("worker", 3, reason="OOMKilled", exitCode=137)
     started = datetime.fromisoformat(worker["state"]["running"]["startedAt"]).timestamp()
     assert not report(replace(broken.snapshot, now=started + 360), as_json=False)
     output = capsys.readouterr().out
@@ -217,13 +214,8 @@ def test_an_out_of_memory_worker_is_diagnosed_with_its_own_numbers() -> None:
     with pytest.raises(StartupError) as refused:
         require_room(settings, files.spec, config, HostRoom(100 << 20, 2048 << 20))
     broken = BrokenInstallation()
-    waits = broken.waiting("worker", "CrashLoopBackOff", "back-off 5m0s restarting failed container")
-    waits["status"]["containerStatuses"][0] |= {
-        "restartCount": 2,
-        "lastState": {
-            "terminated": {"reason": "Error", "exitCode": 1, "message": json.dumps({"message": str(refused.value)})}
-        },
-    }
+    broken.waiting("worker", "CrashLoopBackOff", "back-off 5m0s restarting failed container")
+    broken.restarted("worker", 2, reason="Error", exitCode=1, message=json.dumps({"message": str(refused.value)}))
     finding = one(broken)
     needed = footprint(files.spec, config).of_worker(2048).total / 2**20
     assert f"workers.pools.default.resources.limits.memory={math.ceil(needed + 2048 - 100)}Mi" in finding.do[0]
@@ -238,10 +230,7 @@ def test_an_out_of_memory_worker_is_diagnosed_with_its_own_numbers() -> None:
 )
 def test_a_container_killed_by_a_probe(probe: str, why: str, do: str) -> None:
     broken = BrokenInstallation()
-    broken.pod("worker")["status"]["containerStatuses"][0] |= {
-        "restartCount": 1,
-        "lastState": {"terminated": {"reason": "Error", "exitCode": 137}},
-    }
+    broken.restarted("worker", 1, reason="Error", exitCode=137)
     broken.event("worker", "Killing", f"Container worker failed {probe} probe, will be restarted")
     finding = one(broken)
     assert why in finding.why
@@ -261,11 +250,8 @@ def test_a_container_killed_by_a_probe(probe: str, why: str, do: str) -> None:
 )
 def test_a_process_that_exits_is_diagnosed(log: str, expected: str) -> None:
     broken = BrokenInstallation()
-    waits = broken.waiting("router", "CrashLoopBackOff", "back-off 5m0s restarting failed container")
-    waits["status"]["containerStatuses"][0] |= {
-        "restartCount": 7,
-        "lastState": {"terminated": {"reason": "Error", "exitCode": 1, "message": log}},
-    }
+    broken.waiting("router", "CrashLoopBackOff", "back-off 5m0s restarting failed container")
+    broken.restarted("router", 7, reason="Error", exitCode=1, message=log)
     finding = one(broken)
     assert finding.why == f"its process ends with status 1 (7 times){expected}"
     assert "logs ryzanstein-router-0 -c router --previous" in finding.do[0]

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from services.compute.backends.batch import StepBatch, StepNumbers
 from services.compute.backends.collectives import SingleRank
@@ -25,28 +24,27 @@ from tests.adapters import write_adapter
 from tests.unit.compute.backends.tape import CPU, CUDA, DEVICES, Direct, TapedBackend, TapeRecorder, on_gpu
 from tests.unit.compute.model.checkpoints import written_once
 from tests.unit.compute.model.harness import CachedDecoder, DecoderRequest, adapter_rows
-from tests.unit.compute.model.zoo import prompt
+from tests.unit.compute.model.zoo import make, prompt
 
-_SHAPE = {"vocab_size": 300, "num_hidden_layers": 3, "max_position_embeddings": 2048, "hidden_size": 128}
-_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 256}
-_CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
-    "llama": lambda: transformers.LlamaConfig(**_SHAPE, **_HEADS),
-    "gemma2": lambda: transformers.Gemma2Config(**_SHAPE, **_HEADS, attn_logit_softcapping=5.0, sliding_window=40),
-    "gpt2": lambda: transformers.GPT2Config(vocab_size=300, n_embd=192, n_layer=2, n_head=6, n_positions=2048),
-    "mixtral": lambda: transformers.MixtralConfig(**_SHAPE, **_HEADS, num_local_experts=16, sliding_window=None),
-    "qwen3_5": lambda: transformers.Qwen3_5TextConfig(
-        **{**_SHAPE, **_HEADS, "num_hidden_layers": 2},
-        head_dim=32,
-        layer_types=["linear_attention", "full_attention"],
+_SHAPE = {"vocab_size": 300, "max_position_embeddings": 2048, "hidden_size": 128, "intermediate_size": 256}
+_LAYERS3 = {**_SHAPE, "num_hidden_layers": 3}
+CONFIGS = {
+    "llama": make("LlamaConfig", **_LAYERS3),
+    "gemma2": make("Gemma2Config", **_LAYERS3, attn_logit_softcapping=5.0, sliding_window=40),
+    "gpt2": make("GPT2Config", vocab_size=300, n_embd=192, n_head=6, n_positions=2048),
+    "mixtral": make("MixtralConfig", **_LAYERS3, num_local_experts=16, sliding_window=None),
+    "qwen3_5": make(
+        "Qwen3_5TextConfig",
+        **{**_SHAPE, "head_dim": 32, "layer_types": ["linear_attention", "full_attention"]},
         linear_num_key_heads=2,
         linear_num_value_heads=4,
         linear_key_head_dim=12,
         linear_value_head_dim=10,
     ),
-    "mamba": lambda: transformers.MambaConfig(vocab_size=300, hidden_size=64, state_size=8, num_hidden_layers=2),
-    "zamba2": lambda: transformers.Zamba2Config(
-        **{**_SHAPE, **_HEADS, "num_key_value_heads": 4, "num_hidden_layers": 3},
-        layers_block_type=["linear_attention", "hybrid", "hybrid"],
+    "mamba": make("MambaConfig", vocab_size=300, hidden_size=64, state_size=8),
+    "zamba2": make(
+        "Zamba2Config",
+        **{**_LAYERS3, "num_key_value_heads": 4, "layers_block_type": ["linear_attention", "hybrid", "hybrid"]},
         n_mamba_heads=8,
         mamba_d_state=16,
         adapter_rank=10,
@@ -66,7 +64,7 @@ def backend_on(device: torch.device, dtype: torch.dtype, kv_format: KvFormat | N
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    return written_once(_CONFIGS, tmp_path_factory)
+    return written_once(CONFIGS, tmp_path_factory)
 
 
 class Saving(CachedDecoder):
@@ -94,7 +92,7 @@ class ReplayedDecodes(Saving):
         return list(self.decodes.forward(numbers, None).clone().unsqueeze(1))
 
 
-class AdaptedDecodes(Saving):
+class Adapted(CachedDecoder):
     """Gives the rows of some sequences the adapter in slot 1; some steps have none of them."""
 
     def batch(self, work: Sequence[tuple[DecoderRequest, int]]) -> StepBatch:
@@ -102,7 +100,11 @@ class AdaptedDecodes(Saving):
         return replace(super().batch(work), adapters=adapter_rows(rows, self.cache.layers[0].device))
 
 
-class AdaptedReplayed(AdaptedDecodes, ReplayedDecodes):
+class AdaptedDecodes(Adapted, Saving):
+    """Both."""
+
+
+class AdaptedReplayed(Adapted, ReplayedDecodes):
     """Both."""
 
 
@@ -142,7 +144,7 @@ def captured(engine: CachedDecoder) -> set[GraphSizes]:
         *(pytest.param(CUDA, dtype, id=str(dtype), marks=on_gpu) for dtype in _TOLERANCE),
     ],
 )
-@pytest.mark.parametrize("name", _CONFIGS)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_replayed_decodes_equal_eager_decodes(
     name: str, device: torch.device, dtype: torch.dtype, folder: Callable[[str], Path]
 ) -> None:

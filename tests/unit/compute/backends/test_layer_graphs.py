@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
-from services.compute.backends.batch import StepBatch
 from services.compute.backends.collectives import SingleRank
 from services.compute.backends.cuda import layer_graphs
 from services.compute.backends.cuda.backend import CudaBackend
@@ -24,19 +21,18 @@ from services.compute.model.layers.adapters import AdapterLayers
 from services.compute.model.registry import describe
 from tests.adapters import write_adapter
 from tests.unit.compute.backends.tape import CPU, DEVICES, Direct, TapedBackend
+from tests.unit.compute.backends.test_decodes import Adapted
 from tests.unit.compute.model.checkpoints import written_once
-from tests.unit.compute.model.harness import CachedDecoder, DecoderRequest, adapter_rows
-from tests.unit.compute.model.zoo import prompt
+from tests.unit.compute.model.harness import CachedDecoder, DecoderRequest
+from tests.unit.compute.model.zoo import make, prompt
 
-_SHAPE = {"vocab_size": 300, "num_hidden_layers": 3, "max_position_embeddings": 512, "hidden_size": 64}
-_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
-_CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
-    "llama": lambda: transformers.LlamaConfig(**_SHAPE, **_HEADS),
-    "gemma2": lambda: transformers.Gemma2Config(
-        **_SHAPE, **_HEADS, head_dim=16, attn_logit_softcapping=5.0, sliding_window=40
-    ),
-    "gpt2": lambda: transformers.GPT2Config(vocab_size=300, n_embd=64, n_layer=2, n_head=4, n_positions=512),
-    "mixtral": lambda: transformers.MixtralConfig(**_SHAPE, **_HEADS, num_local_experts=4, sliding_window=None),
+_SHAPE = {"vocab_size": 300, "num_hidden_layers": 3, "max_position_embeddings": 512}
+_SIZES = _SHAPE | {"hidden_size": 64, "intermediate_size": 96}
+_CONFIGS = {
+    "llama": make("LlamaConfig", **_SIZES),
+    "gemma2": make("Gemma2Config", **_SIZES, head_dim=16, attn_logit_softcapping=5.0, sliding_window=40),
+    "gpt2": make("GPT2Config", vocab_size=300, n_embd=64, n_positions=512),
+    "mixtral": make("MixtralConfig", **_SIZES, num_local_experts=4, sliding_window=None),
 }
 _LENGTHS = (90, 33, 7, 61, 120, 18, 2, 44)
 
@@ -58,14 +54,6 @@ def backend_on(device: torch.device, kv_format: KvFormat | None = None, *, graph
     if device is CPU:
         return TapedBackend(torch.float32, Direct(), kv_format, graphs=graphs, mixed=True)
     return CudaBackend(torch.float32, device, kv_format, graphs=graphs)
-
-
-class Adapted(CachedDecoder):
-    """Gives the rows of some sequences the adapter in slot 1; some steps have none of them."""
-
-    def batch(self, work: Sequence[tuple[DecoderRequest, int]]) -> StepBatch:
-        rows = [1 if len(request.ids) % 2 else -1 for request, n in work for _ in range(n)]
-        return replace(super().batch(work), adapters=adapter_rows(rows, self.cache.layers[0].device))
 
 
 def works(requests: Sequence[DecoderRequest], seed: int) -> Iterator[list[tuple[DecoderRequest, int]]]:

@@ -9,6 +9,8 @@ import transformers
 
 Make = Callable[..., Callable[[], transformers.PretrainedConfig]]
 
+EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "num_experts": 4, "moe_intermediate_size": 32}
+SHARED_EXPERT: dict[str, Any] = {**EXPERTS, "shared_expert_intermediate_size": 40}
 _LAYERS4: dict[str, Any] = {"num_hidden_layers": 4}
 _MAMBA2: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_d_state": 16, "mamba_chunk_size": 16}
 _ZAMBA2: dict[str, Any] = {
@@ -83,9 +85,7 @@ def variants(
             **_LAYERS4,
             layer_types=["conv", "full_attention", "conv", "conv"],
             num_dense_layers=1,
-            num_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=32,
+            **EXPERTS,
             routed_scaling_factor=1.7,
         ),
         "mamba2": make("Mamba2Config"),
@@ -136,23 +136,12 @@ def variants(
             moe_shared_expert_intermediate_size=40,
             routed_scaling_factor=2.5,
         ),
-        "qwen3_next": make(
-            "Qwen3NextConfig",
-            **_DELTA,
-            num_experts_per_tok=2,
-            num_experts=4,
-            moe_intermediate_size=32,
-            shared_expert_intermediate_size=40,
-            mlp_only_layers=[1],
-        ),
+        "qwen3_next": make("Qwen3NextConfig", **_DELTA, **SHARED_EXPERT, mlp_only_layers=[1]),
         "qwen3_5": make("Qwen3_5TextConfig", **_DELTA, tie_word_embeddings=True),
         "qwen3_5_moe": make(
             "Qwen3_5MoeTextConfig",
             **{**_DELTA, "num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"]},
-            num_experts_per_tok=2,
-            num_experts=4,
-            moe_intermediate_size=32,
-            shared_expert_intermediate_size=40,
+            **SHARED_EXPERT,
         ),
         "kimi_linear": make(
             "KimiLinearConfig",
@@ -186,10 +175,7 @@ def variants(
             "Qwen3_5Moe",
             **{**_DELTA, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
             **mrope,
-            num_experts_per_tok=2,
-            num_experts=4,
-            moe_intermediate_size=32,
-            shared_expert_intermediate_size=40,
+            **SHARED_EXPERT,
         ),
         "falcon_h1": make("FalconH1Config", **_MAMBA2, **_FALCON_H1),
         "falcon_h1_normed": make(

@@ -32,7 +32,7 @@ from services.worker.adapters.slots import AdapterSources
 from tests.adapters import write_adapter
 from tests.unit.compute.model.harness import CPU, CachedDecoder, run_ranks
 from tests.unit.compute.model.test_adapters import LINEAR, AdaptedEngine
-from tests.unit.compute.model.zoo import VARIANTS, prompt, write_checkpoint
+from tests.unit.compute.model.zoo import VARIANTS, make, prompt, write_checkpoint
 
 VOCABULARY = 203
 IDS = prompt(23, VOCABULARY, 1)
@@ -43,15 +43,8 @@ GROUP = 32
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base in `base`, and in `adapter` an adapter of all its linear layers."""
     path = tmp_path_factory.mktemp("peft")
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-    )
-    write_checkpoint(config, path / "base").float().save_pretrained(path / "base")
+    shape = {"vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 192, "num_key_value_heads": 4}
+    write_checkpoint(make("LlamaConfig", **shape)(), path / "base").float().save_pretrained(path / "base")
     write_adapter(path / "base", path / "adapter", dict.fromkeys(LINEAR, 8), size=0.2, target_modules=list(LINEAR))
     return path
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,101 +23,45 @@ from services.compute.model.build import load_model
 from services.compute.model.decoder import Decoder
 from services.compute.model.registry import describe
 from tests.unit.compute.model.harness import CPU, CachedDecoder, DecoderRequest, cut
-from tests.unit.compute.model.zoo import prompt, write_checkpoint
+from tests.unit.compute.model.zoo import make, prompt, write_checkpoint
 
 Load = Callable[[str, str], Decoder]
 
-_SHAPE = {"vocab_size": 300, "num_hidden_layers": 2, "max_position_embeddings": 2048, "tie_word_embeddings": True}
-CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+_SHAPE = {"vocab_size": 300, "max_position_embeddings": 2048, "tie_word_embeddings": True}
+_SMALL = {**_SHAPE, "hidden_size": 128, "intermediate_size": 256}
+_DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 48,
+}
+_SCANS = {"layer_types": ["linear_attention", "full_attention"]}
+CONFIGS = {
     # Wide enough in K for oneDNN to choose kernels by the number of rows, were it allowed to.
-    "llama": lambda: transformers.LlamaConfig(
-        **_SHAPE, hidden_size=256, intermediate_size=1536, num_attention_heads=4, num_key_value_heads=2
+    "llama": make("LlamaConfig", **_SHAPE, hidden_size=256, intermediate_size=1536),
+    "mistral_window": make("MistralConfig", **_SMALL, num_key_value_heads=1, head_dim=160, sliding_window=70),
+    "mixtral": make("MixtralConfig", **_SMALL, num_local_experts=4, sliding_window=None),
+    "gemma2": make("Gemma2Config", **_SMALL, head_dim=64, attn_logit_softcapping=5.0, sliding_window=40),
+    "olmo2": make("Olmo2Config", **_SHAPE, hidden_size=256, intermediate_size=512, num_key_value_heads=4),
+    "lfm2": make(
+        "Lfm2Config", **_SHAPE, hidden_size=256, intermediate_size=512, layer_types=["full_attention", "conv"]
     ),
-    "mistral_window": lambda: transformers.MistralConfig(
-        **_SHAPE,
-        hidden_size=128,
-        intermediate_size=256,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        head_dim=160,
-        sliding_window=70,
-    ),
-    "mixtral": lambda: transformers.MixtralConfig(
-        **_SHAPE,
-        hidden_size=128,
-        intermediate_size=256,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=4,
-        sliding_window=None,
-    ),
-    "gemma2": lambda: transformers.Gemma2Config(
-        **_SHAPE,
-        hidden_size=128,
-        intermediate_size=256,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        attn_logit_softcapping=5.0,
-        sliding_window=40,
-    ),
-    "olmo2": lambda: transformers.Olmo2Config(
-        **_SHAPE, hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=4
-    ),
-    "lfm2": lambda: transformers.Lfm2Config(
-        **_SHAPE,
-        hidden_size=256,
-        intermediate_size=512,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        layer_types=["full_attention", "conv"],
-    ),
-    "granitemoehybrid": lambda: transformers.GraniteMoeHybridConfig(
-        **_SHAPE,
-        hidden_size=128,
-        num_attention_heads=4,
-        num_local_experts=0,
-        num_experts_per_tok=0,
-        shared_intermediate_size=256,
-        layer_types=["linear_attention", "full_attention"],
+    "granitemoehybrid": make(
+        "GraniteMoeHybridConfig",
+        **{**_SMALL, **_SCANS, "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 256},
         mamba_n_heads=8,
         mamba_d_state=64,
     ),
-    "qwen3_5": lambda: transformers.Qwen3_5TextConfig(
-        **_SHAPE,
-        hidden_size=128,
-        intermediate_size=256,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        layer_types=["full_attention", "linear_attention"],
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=32,
-        linear_value_head_dim=48,
-    ),
-    "mamba": lambda: transformers.MambaConfig(
-        vocab_size=300, num_hidden_layers=2, hidden_size=128, time_step_rank=32, tie_word_embeddings=True
-    ),
-    "minimax": lambda: transformers.MiniMaxConfig(
-        **_SHAPE,
-        hidden_size=128,
-        intermediate_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=4,
-        layer_types=["linear_attention", "full_attention"],
-    ),
-    "zamba2": lambda: transformers.Zamba2Config(
-        **_SHAPE,
-        hidden_size=128,
-        intermediate_size=256,
-        num_attention_heads=4,
-        layers_block_type=["linear_attention", "hybrid"],
+    "qwen3_5": make("Qwen3_5TextConfig", **_SMALL, **_DELTA, head_dim=64, layer_types=[*_SCANS["layer_types"][::-1]]),
+    "mamba": make("MambaConfig", vocab_size=300, hidden_size=128, time_step_rank=32, tie_word_embeddings=True),
+    "minimax": make("MiniMaxConfig", **{**_SMALL, **_SCANS, "intermediate_size": 64, "num_local_experts": 4}),
+    "zamba2": make(
+        "Zamba2Config",
+        **{**_SMALL, "num_key_value_heads": 4, "layers_block_type": ["linear_attention", "hybrid"]},
         adapter_rank=16,
         use_shared_attention_adapter=True,
     ),
-    "gpt2": lambda: transformers.GPT2Config(vocab_size=300, n_embd=192, n_layer=2, n_head=6, n_positions=2048),
+    "gpt2": make("GPT2Config", vocab_size=300, n_embd=192, n_head=6, n_positions=2048),
 }
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _FORMATS = {"": None, "_int8": int8.FORMAT.open()}

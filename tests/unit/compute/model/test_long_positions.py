@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
 from services.compute.backends.collectives import SingleRank
 from services.compute.backends.opening import open_backend
@@ -14,23 +13,13 @@ from services.compute.model.build import load_model
 from services.compute.model.registry import describe
 from services.compute.model.spec import ModelError
 from tests.unit.compute.model.harness import CPU, CachedDecoder
-from tests.unit.compute.model.zoo import VARIANTS, prompt, reference_logits, write_checkpoint
-
-_TINY = {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
+from tests.unit.compute.model.zoo import VARIANTS, make, prompt, reference_logits, rope, write_checkpoint
 
 
 def test_dynamic_scaling_generates_like_transformers(tmp_path: Path) -> None:
     """The base grows with every token; keys keep the rotation they were cached with."""
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
-    config = transformers.LlamaConfig(**_TINY, max_position_embeddings=24, rope_parameters=rope)
-    reference = write_checkpoint(config, tmp_path)
+    config = make("LlamaConfig", max_position_embeddings=24, **rope(rope_type="dynamic", factor=2.0))
+    reference = write_checkpoint(config(), tmp_path)
     ids = prompt(44)
     expected, past = [], None
     with torch.no_grad():
@@ -47,8 +36,8 @@ def test_dynamic_scaling_generates_like_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("window", [30, 600])
 def test_a_window_far_behind_the_first_key_block(window: int, tmp_path: Path) -> None:
-    config = transformers.MistralConfig(**_TINY, max_position_embeddings=2048, sliding_window=window)
-    reference = write_checkpoint(config, tmp_path)
+    config = make("MistralConfig", max_position_embeddings=2048, sliding_window=window)
+    reference = write_checkpoint(config(), tmp_path)
     ids = prompt(1300)
     model = load_model(describe(tmp_path), SingleRank(), open_backend(torch.float32, CPU))
     logits = model.logits(CachedDecoder(model).run(ids, [700, 1, 1, 580, *[1] * 10]))[:, :99]

@@ -50,16 +50,8 @@ needs_kernels = pytest.mark.skipif(bool(NO_KERNELS), reason=NO_KERNELS)
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """In bfloat16, with a large vocabulary whose embedding is the head."""
     folder = tmp_path_factory.mktemp("tied")
-    config = transformers.LlamaConfig(
-        vocab_size=131_072,
-        hidden_size=256,
-        intermediate_size=256,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-    )
+    shape = {"vocab_size": 131_072, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+    config = zoo.make("LlamaConfig", **shape, num_key_value_heads=1, tie_word_embeddings=True)()
     transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
     return folder
 

@@ -30,7 +30,7 @@ from services.compute.model.registry import describe, interpret
 from services.compute.ranks.config import Quantization, RankGroupConfig
 from tests.unit.compute.model.formats.gguf.models import write_model
 from tests.unit.compute.model.harness import CPU, CachedDecoder, ThreadRank, run_ranks
-from tests.unit.compute.model.zoo import prompt, write_checkpoint
+from tests.unit.compute.model.zoo import make, prompt, write_checkpoint
 
 IDS = prompt(23, 203, 1)
 KINDS: tuple[Quantization, ...] = ("int8", "int4")
@@ -41,16 +41,8 @@ needs_kernels = pytest.mark.skipif(not has_vectors(), reason="this CPU has none 
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose ranks' parts begin inside groups of inputs: 192 / 4 = 48."""
     path = tmp_path_factory.mktemp("llama")
-    config = transformers.LlamaConfig(
-        vocab_size=203,
-        hidden_size=128,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        tie_word_embeddings=True,
-    )
-    write_checkpoint(config, path).bfloat16().save_pretrained(path)
+    shape = {"vocab_size": 203, "hidden_size": 128, "intermediate_size": 192, "num_key_value_heads": 4}
+    write_checkpoint(make("LlamaConfig", **shape, tie_word_embeddings=True)(), path).bfloat16().save_pretrained(path)
     return path
 
 
@@ -135,14 +127,8 @@ def resident(name: str) -> int:
 
 @needs_kernels
 def test_loading_never_holds_the_weights_dense_nor_the_whole_file(tmp_path: Path) -> None:
-    config = transformers.LlamaConfig(
-        vocab_size=203,
-        hidden_size=1024,
-        intermediate_size=4096,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-    )
+    shape = {"vocab_size": 203, "hidden_size": 1024, "intermediate_size": 4096}
+    config = make("LlamaConfig", **shape, num_attention_heads=8, num_key_value_heads=8)()
     transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path)
     backend, before = open_backend(torch.bfloat16, CPU), resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on

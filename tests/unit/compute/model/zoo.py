@@ -32,7 +32,8 @@ _SHAPE: dict[str, Any] = {
 }
 
 
-def _rope(**settings: Any) -> dict[str, Any]:
+def rope(**settings: Any) -> dict[str, Any]:
+    """The setting of the rope of a configuration."""
     return {"rope_parameters": {"rope_theta": 10_000.0, **settings}}
 
 
@@ -62,7 +63,8 @@ _SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def _make(config: str, **settings: Any) -> Callable[[], transformers.PretrainedConfig]:
+def make(config: str, **settings: Any) -> Callable[[], transformers.PretrainedConfig]:
+    """Return what makes a configuration of that class of transformers: a tiny one, but for `settings`."""
     shape = _SHAPES.get(config, _SHAPE)
     return lambda: getattr(transformers, config)(**{**shape, **settings})
 
@@ -77,17 +79,14 @@ _SIGLIP = {
     "image_size": 28,
     "patch_size": 2,
 }
+_QWEN = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48}
 _VISION: dict[str, dict[str, Any]] = {
     "Llama4": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
     "Mistral3": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
     **dict.fromkeys(("SmolVLM", "Idefics3", "Gemma3"), _SIGLIP),
-    "Qwen2_5_VL": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48},
-    "Qwen3_5": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48},
-    "Qwen3_5Moe": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48},
-    "Qwen3VL": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48},
-    "Qwen3VLMoe": {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48},
+    **dict.fromkeys(("Qwen2_5_VL", "Qwen3_5", "Qwen3_5Moe", "Qwen3VL", "Qwen3VLMoe"), _QWEN),
 }
-_MROPE = _rope(rope_type="default", mrope_section=[2, 2, 2])
+_MROPE = rope(rope_type="default", mrope_section=[2, 2, 2])
 
 
 def _multimodal(name: str, **text: Any) -> Callable[[], transformers.PretrainedConfig]:
@@ -123,7 +122,7 @@ _GROUPED: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "num_hidden_layers": 3,
 }
-_HALF = _rope(rope_type="default", partial_rotary_factor=0.5)
+_HALF = rope(rope_type="default", partial_rotary_factor=0.5)
 _MOE: dict[str, Any] = {"num_experts_per_tok": 2, "num_local_experts": 4}
 _LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
@@ -146,25 +145,25 @@ _LLAMA4: dict[str, Any] = {
 }
 
 VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
-    "llama": _make("LlamaConfig"),
-    "llama_tied_biased": _make("LlamaConfig", tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
-    "llama_mha_wide": _make("LlamaConfig", num_key_value_heads=4, head_dim=24, hidden_act="gelu"),
-    "llama_linear": _make("LlamaConfig", **_rope(rope_type="linear", factor=3.0)),
-    "llama_dynamic": _make("LlamaConfig", **_rope(rope_type="dynamic", factor=3.0)),
-    "llama_llama3": _make(
+    "llama": make("LlamaConfig"),
+    "llama_tied_biased": make("LlamaConfig", tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
+    "llama_mha_wide": make("LlamaConfig", num_key_value_heads=4, head_dim=24, hidden_act="gelu"),
+    "llama_linear": make("LlamaConfig", **rope(rope_type="linear", factor=3.0)),
+    "llama_dynamic": make("LlamaConfig", **rope(rope_type="dynamic", factor=3.0)),
+    "llama_llama3": make(
         "LlamaConfig",
-        **_rope(**_YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}),
+        **rope(**_YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}),
     ),
-    "llama_yarn": _make("LlamaConfig", head_dim=32, **_rope(**_YARN, beta_fast=8.0)),
-    "llama_yarn_mscale": _make(
-        "LlamaConfig", **_rope(**_YARN, mscale=0.7, mscale_all_dim=1.3, beta_fast=4.0, beta_slow=0.5)
+    "llama_yarn": make("LlamaConfig", head_dim=32, **rope(**_YARN, beta_fast=8.0)),
+    "llama_yarn_mscale": make(
+        "LlamaConfig", **rope(**_YARN, mscale=0.7, mscale_all_dim=1.3, beta_fast=4.0, beta_slow=0.5)
     ),
-    "mistral": _make("MistralConfig", head_dim=16, **_SLIDES),
-    "mixtral": _make("MixtralConfig", **_MOE, sliding_window=None),
-    "qwen2": _make("Qwen2Config", tie_word_embeddings=True),
-    "qwen2_sliding": _make("Qwen2Config", use_sliding_window=True, **_SLIDES, **_LAYERS3, max_window_layers=1),
-    "qwen3": _make("Qwen3Config", head_dim=16),
-    "qwen3_moe": _make(
+    "mistral": make("MistralConfig", head_dim=16, **_SLIDES),
+    "mixtral": make("MixtralConfig", **_MOE, sliding_window=None),
+    "qwen2": make("Qwen2Config", tie_word_embeddings=True),
+    "qwen2_sliding": make("Qwen2Config", use_sliding_window=True, **_SLIDES, **_LAYERS3, max_window_layers=1),
+    "qwen3": make("Qwen3Config", head_dim=16),
+    "qwen3_moe": make(
         "Qwen3MoeConfig",
         **{**_MOE, "num_hidden_layers": 3},
         head_dim=16,
@@ -172,11 +171,11 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         norm_topk_prob=True,
         mlp_only_layers=[1],
     ),
-    "qwen3_moe_unnormalised": _make(
+    "qwen3_moe_unnormalised": make(
         "Qwen3MoeConfig", **_MOE, head_dim=16, moe_intermediate_size=32, norm_topk_prob=False
     ),
-    "gemma": _make("GemmaConfig", head_dim=16, num_key_value_heads=1),
-    "gemma2": _make(
+    "gemma": make("GemmaConfig", head_dim=16, num_key_value_heads=1),
+    "gemma2": make(
         "Gemma2Config",
         head_dim=16,
         query_pre_attn_scalar=24,
@@ -185,7 +184,7 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         **_SLIDES,
         **_LAYERS3,
     ),
-    "gemma3": _make(
+    "gemma3": make(
         "Gemma3TextConfig",
         head_dim=16,
         query_pre_attn_scalar=24,
@@ -197,22 +196,22 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 5_000.0},
         },
     ),
-    "phi3": _make("Phi3Config", **_SLIDES),
-    "phi3_longrope": _make(
+    "phi3": make("Phi3Config", **_SLIDES),
+    "phi3_longrope": make(
         "Phi3Config",
         original_max_position_embeddings=32,
-        **_rope(rope_type="longrope", partial_rotary_factor=1.0, **_LONG),
+        **rope(rope_type="longrope", partial_rotary_factor=1.0, **_LONG),
     ),
-    "phi3_longrope_short": _make(
+    "phi3_longrope_short": make(
         "Phi3Config",
         original_max_position_embeddings=128,
-        **_rope(rope_type="longrope", partial_rotary_factor=1.0, **_LONG),
+        **rope(rope_type="longrope", partial_rotary_factor=1.0, **_LONG),
     ),
-    "phi3_partial": _make("Phi3Config", **_HALF),
-    "gpt2": _make("GPT2Config"),
-    "gpt2_unscaled_wide": _make("GPT2Config", n_inner=96, scale_attn_weights=False, activation_function="relu"),
-    "gpt_neox": _make("GPTNeoXConfig", **_HALF),
-    "gpt_neox_serial": _make(
+    "phi3_partial": make("Phi3Config", **_HALF),
+    "gpt2": make("GPT2Config"),
+    "gpt2_unscaled_wide": make("GPT2Config", n_inner=96, scale_attn_weights=False, activation_function="relu"),
+    "gpt_neox": make("GPTNeoXConfig", **_HALF),
+    "gpt_neox_serial": make(
         "GPTNeoXConfig",
         **_HALF,
         use_parallel_residual=False,
@@ -220,52 +219,44 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         hidden_act="gelu_new",
         tie_word_embeddings=True,
     ),
-    "olmo2": _make("Olmo2Config"),
-    "granite": _make("GraniteConfig", **_MULTIPLIERS, tie_word_embeddings=True),
-    "smollm3": _make(
+    "olmo2": make("Olmo2Config"),
+    "granite": make("GraniteConfig", **_MULTIPLIERS, tie_word_embeddings=True),
+    "smollm3": make(
         "SmolLM3Config", **{**_SLIDES, "num_hidden_layers": 3}, no_rope_layer_interval=2, use_sliding_window=True
     ),
-    "starcoder2": _make("Starcoder2Config", **_SLIDES),
-    "starcoder2_unbiased": _make("Starcoder2Config", use_bias=False, tie_word_embeddings=False),
-    "stablelm": _make("StableLmConfig", use_qkv_bias=True, **_HALF),
-    "stablelm_parallel": _make("StableLmConfig", use_parallel_residual=True, **_HALF),
-    "olmoe": _make("OlmoeConfig", num_experts_per_tok=2, num_experts=4),
-    "seed_oss": _make("SeedOssConfig", attention_bias=True, attention_out_bias=True, mlp_bias=True, head_dim=16),
-    "opt": _make("OPTConfig"),
-    "exaone4": _make("Exaone4Config", **_SLIDES, **_LAYERS3),
-    "exaone4_global": _make("Exaone4Config", sliding_window=None, layer_types=["full_attention"] * 2),
-    "arcee": _make("ArceeConfig", mlp_bias=True),
-    "nemotron": _make("NemotronConfig"),
-    "jais2": _make("Jais2Config"),
-    "phi": _make("PhiConfig"),
-    "gptj": _make("GPTJConfig", rotary_dim=8),
-    "gpt_bigcode": _make("GPTBigCodeConfig", n_inner=64),
-    "gpt_bigcode_heads": _make("GPTBigCodeConfig", multi_query=False),
-    "bloom": _make("BloomConfig", n_head=12),
-    "mpt": _make("MptConfig", n_heads=12, attn_config={"softmax_scale": 0.4}),
-    "falcon": _make("FalconConfig"),
-    "falcon_grouped": _make("FalconConfig", new_decoder_architecture=True, num_kv_heads=2, bias=True),
-    "falcon_grouped_one_norm": _make(
+    "starcoder2": make("Starcoder2Config", **_SLIDES),
+    "starcoder2_unbiased": make("Starcoder2Config", use_bias=False, tie_word_embeddings=False),
+    "stablelm": make("StableLmConfig", use_qkv_bias=True, **_HALF),
+    "stablelm_parallel": make("StableLmConfig", use_parallel_residual=True, **_HALF),
+    "olmoe": make("OlmoeConfig", num_experts_per_tok=2, num_experts=4),
+    "seed_oss": make("SeedOssConfig", attention_bias=True, attention_out_bias=True, mlp_bias=True, head_dim=16),
+    "opt": make("OPTConfig"),
+    "exaone4": make("Exaone4Config", **_SLIDES, **_LAYERS3),
+    "exaone4_global": make("Exaone4Config", sliding_window=None, layer_types=["full_attention"] * 2),
+    "arcee": make("ArceeConfig", mlp_bias=True),
+    "nemotron": make("NemotronConfig"),
+    "jais2": make("Jais2Config"),
+    "phi": make("PhiConfig"),
+    "gptj": make("GPTJConfig", rotary_dim=8),
+    "gpt_bigcode": make("GPTBigCodeConfig", n_inner=64),
+    "gpt_bigcode_heads": make("GPTBigCodeConfig", multi_query=False),
+    "bloom": make("BloomConfig", n_head=12),
+    "mpt": make("MptConfig", n_heads=12, attn_config={"softmax_scale": 0.4}),
+    "falcon": make("FalconConfig"),
+    "falcon_grouped": make("FalconConfig", new_decoder_architecture=True, num_kv_heads=2, bias=True),
+    "falcon_grouped_one_norm": make(
         "FalconConfig", new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1
     ),
-    "falcon_serial": _make("FalconConfig", multi_query=False, parallel_attn=False),
-    "granitemoe": _make("GraniteMoeConfig", **_MOE, **_MULTIPLIERS),
-    "qwen2_moe": _make(
-        "Qwen2MoeConfig",
-        num_hidden_layers=3,
-        num_experts_per_tok=2,
-        num_experts=4,
-        moe_intermediate_size=32,
-        shared_expert_intermediate_size=40,
-        mlp_only_layers=[1],
-    ),
-    "cohere": _make("CohereConfig", attention_bias=True),
-    "cohere2": _make("Cohere2Config", **_SLIDES, **_LAYERS3),
-    "glm": _make("GlmConfig", head_dim=16),
-    "glm4": _make("Glm4Config", head_dim=16),
-    "helium": _make("HeliumConfig", head_dim=12, attention_bias=True),
-    "ernie4_5": _make("Ernie4_5Config", head_dim=16, use_bias=True),
-    "olmo3": _make(
+    "falcon_serial": make("FalconConfig", multi_query=False, parallel_attn=False),
+    "granitemoe": make("GraniteMoeConfig", **_MOE, **_MULTIPLIERS),
+    "qwen2_moe": make("Qwen2MoeConfig", num_hidden_layers=3, mlp_only_layers=[1], **stateful.SHARED_EXPERT),
+    "cohere": make("CohereConfig", attention_bias=True),
+    "cohere2": make("Cohere2Config", **_SLIDES, **_LAYERS3),
+    "glm": make("GlmConfig", head_dim=16),
+    "glm4": make("Glm4Config", head_dim=16),
+    "helium": make("HeliumConfig", head_dim=12, attention_bias=True),
+    "ernie4_5": make("Ernie4_5Config", head_dim=16, use_bias=True),
+    "olmo3": make(
         "Olmo3Config",
         **_SLIDES,
         **_LAYERS3,
@@ -274,32 +265,30 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
         },
     ),
-    "glm4_moe": _make("Glm4MoeConfig", head_dim=16, use_qk_norm=True, **_GROUPED),
-    "dots1": _make("Dots1Config", **_SLIDES, **_GROUPED, max_window_layers=1),
-    "ministral3": _make(
+    "glm4_moe": make("Glm4MoeConfig", head_dim=16, use_qk_norm=True, **_GROUPED),
+    "dots1": make("Dots1Config", **_SLIDES, **_GROUPED, max_window_layers=1),
+    "ministral3": make(
         "Ministral3Config",
         head_dim=16,
-        **_rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.5),
+        **rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.5),
     ),
     "gemma3_multimodal": _multimodal("Gemma3", head_dim=16, query_pre_attn_scalar=24, **_CAPS, **_SLIDES, **_LAYERS3),
     "mistral3_multimodal": _multimodal("Mistral3", model_type="mistral", head_dim=16),
     "qwen2_5_vl_multimodal": _multimodal("Qwen2_5_VL", **_MROPE),
     "qwen3_vl_multimodal": _multimodal("Qwen3VL", head_dim=12, **_MROPE),
-    "qwen3_vl_moe_multimodal": _multimodal(
-        "Qwen3VLMoe", head_dim=12, num_experts_per_tok=2, num_experts=4, moe_intermediate_size=32, **_MROPE
-    ),
+    "qwen3_vl_moe_multimodal": _multimodal("Qwen3VLMoe", head_dim=12, **stateful.EXPERTS, **_MROPE),
     "smolvlm": _multimodal("SmolVLM", model_type="llama"),
     "idefics3": _multimodal("Idefics3", model_type="llama"),
     "llama4_multimodal": _multimodal("Llama4", **_LLAMA4),
-    "bitnet": _make("BitNetConfig"),
-    "apertus": _make("ApertusConfig", **_rope(rope_type="default")),
-    "phimoe": _make("PhimoeConfig", **_MOE, attention_bias=True, lm_head_bias=True, router_jitter_noise=0.3),
+    "bitnet": make("BitNetConfig"),
+    "apertus": make("ApertusConfig", **rope(rope_type="default")),
+    "phimoe": make("PhimoeConfig", **_MOE, attention_bias=True, lm_head_bias=True, router_jitter_noise=0.3),
     # The factors of both lengths are equal, because transformers takes the short ones at every length.
-    "phimoe_longrope": _make(
+    "phimoe_longrope": make(
         "PhimoeConfig",
         **_MOE,
         original_max_position_embeddings=32,
-        **_rope(
+        **rope(
             rope_type="longrope",
             short_mscale=1.2,
             long_mscale=1.3,
@@ -307,30 +296,28 @@ VARIANTS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
             **{**_LONG, "short_factor": _LONG["long_factor"]},
         ),
     ),
-    "deepseek_v2": _make(
+    "deepseek_v2": make(
         "DeepseekV2Config", **_LATENT, **{**_GROUPED, "norm_topk_prob": False}, topk_method="group_limited_greedy"
     ),
-    "deepseek_v3": _make(
+    "deepseek_v3": make(
         "DeepseekV3Config",
         **{**_LATENT, "q_lora_rank": 20},
         **_GROUPED,
         num_nextn_predict_layers=0,
-        **_rope(**_YARN, beta_fast=4.0, mscale=0.7, mscale_all_dim=1.3),
+        **rope(**_YARN, beta_fast=4.0, mscale=0.7, mscale_all_dim=1.3),
     ),
-    "gpt_oss": _make(
+    "gpt_oss": make(
         "GptOssConfig",
         **{**_MOE, **_SLIDES, **_LAYERS3},
         head_dim=16,
-        **_rope(**_YARN, beta_fast=8.0, truncate=False),
+        **rope(**_YARN, beta_fast=8.0, truncate=False),
     ),
-    "llama4": _make("Llama4TextConfig", **_LLAMA4),
-    "internlm2": _make("LlamaConfig"),
-    "internlm3": _make("LlamaConfig", head_dim=16, attention_bias=True, mlp_bias=True),
-    "minicpm": _make("GraniteConfig", **{**_MULTIPLIERS, "attention_multiplier": 12**-0.5}, tie_word_embeddings=True),
-    **stateful.variants(_make, _multimodal, _MOE, _MULTIPLIERS, _MROPE),
-    "hunyuan_v1_dense": _make(
-        "HunYuanDenseV1Config", head_dim=16, **_rope(rope_type="dynamic", factor=1.0, alpha=50.0)
-    ),
+    "llama4": make("Llama4TextConfig", **_LLAMA4),
+    "internlm2": make("LlamaConfig"),
+    "internlm3": make("LlamaConfig", head_dim=16, attention_bias=True, mlp_bias=True),
+    "minicpm": make("GraniteConfig", **{**_MULTIPLIERS, "attention_multiplier": 12**-0.5}, tie_word_embeddings=True),
+    **stateful.variants(make, _multimodal, _MOE, _MULTIPLIERS, _MROPE),
+    "hunyuan_v1_dense": make("HunYuanDenseV1Config", head_dim=16, **rope(rope_type="dynamic", factor=1.0, alpha=50.0)),
 }
 
 

@@ -27,55 +27,30 @@ from services.compute.model.spec import ModelError
 from services.tools.converter.run import AUTO, ConversionOptions, convert
 from tests.unit.compute.model.formats.gguf.hard_texts import TEXTS
 from tests.unit.compute.model.formats.gguf.llama_cpp import LlamaCpp
+from tests.unit.compute.model.zoo import make, rope, write_checkpoint
 
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 N_ROWS = 600  # rows of the embedding, which is larger than the vocabulary
-SHAPE: dict[str, Any] = {
-    "vocab_size": N_ROWS,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10_000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
+SHAPE: dict[str, Any] = {"vocab_size": N_ROWS, "hidden_size": 64, "intermediate_size": 96}
+SHAPE |= {"bos_token_id": 0, "eos_token_id": 2}
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 GEMMA3 = {**SHAPE, "num_hidden_layers": 7, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10_000.0,
-    "short_factor": [1.0] * 8,
-    "long_factor": [1.0 + index / 4 for index in range(8)],
-}
+LONG = {"short_factor": [1.0] * 8, "long_factor": [1.0 + index / 4 for index in range(8)]}
 MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
-    "llama": lambda: transformers.LlamaConfig(**SHAPE, rope_parameters=LLAMA3),
-    "qwen2": lambda: transformers.Qwen2Config(**SHAPE, tie_word_embeddings=True),
-    "gemma3": lambda: transformers.Gemma3TextConfig(**GEMMA3),
-    "phi3": lambda: transformers.Phi3Config(**SHAPE),
-    "phi3_longrope": lambda: transformers.Phi3Config(
-        **SHAPE, original_max_position_embeddings=32, rope_parameters=LONGROPE
+    "llama": make("LlamaConfig", **SHAPE, **rope(**LLAMA3, original_max_position_embeddings=32)),
+    "qwen2": make("Qwen2Config", **SHAPE, tie_word_embeddings=True),
+    "gemma3": make("Gemma3TextConfig", **GEMMA3),
+    "phi3": make("Phi3Config", **SHAPE),
+    "phi3_longrope": make(
+        "Phi3Config", **SHAPE, original_max_position_embeddings=32, **rope(rope_type="longrope", **LONG)
     ),
-    "llama_linear": lambda: transformers.LlamaConfig(
-        **SHAPE, rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
-    ),
-    "gpt2": lambda: transformers.GPT2Config(vocab_size=N_ROWS, n_embd=64, n_layer=2, n_head=4, n_positions=128),
-    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**SHAPE, **EXPERTS, head_dim=16),
-    "smollm3": lambda: transformers.SmolLM3Config(**{**SHAPE, "num_hidden_layers": 4}),
-    "gpt_neox": lambda: transformers.GPTNeoXConfig(
-        **{key: value for key, value in SHAPE.items() if key != "num_key_value_heads"}
-    ),
+    "llama_linear": make("LlamaConfig", **SHAPE, **rope(rope_type="linear", factor=2.0)),
+    "gpt2": make("GPT2Config", vocab_size=N_ROWS, n_embd=64),
+    "qwen3_moe": make("Qwen3MoeConfig", **SHAPE, **EXPERTS, head_dim=16),
+    "smollm3": make("SmolLM3Config", **SHAPE, num_hidden_layers=4),
+    "gpt_neox": make("GPTNeoXConfig", **SHAPE),
 }
 Make = Callable[[str], Path]
 
@@ -94,13 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 
 def write_folder(folder: Path, config: transformers.PretrainedConfig) -> Path:
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for name, tensor in model.named_parameters():
-            noise = torch.randn(tensor.shape)
-            tensor.copy_(noise * 0.15 if tensor.dim() > 1 else noise * 0.3 + (1.0 if "weight" in name else 0.0))
-    model.to(torch.bfloat16).save_pretrained(folder)
+    write_checkpoint(config, folder).to(torch.bfloat16).save_pretrained(folder)
     tokenizer = Tokenizer(BPE())
     split = pre_tokenizers.Split(Regex(PRE_TOKENIZERS["qwen2"].patterns[0]), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
@@ -234,28 +203,20 @@ def test_rejections_keep_existing_files(folder: Make, tmp_path: Path) -> None:
 
 
 def test_models_that_gguf_cannot_hold_are_refused(tmp_path: Path) -> None:
-    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+    yarn = rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)
+    gguf_would_read_another = "GGUF cannot hold this model: it would be read with another attention_scale"
     for number, (config, reason) in enumerate(
         (
-            (transformers.LlamaConfig(**SHAPE, rope_parameters=yarn), "a rope of kind 'yarn' is not written"),
-            (
-                transformers.MistralConfig(**SHAPE, sliding_window=None),
-                "MistralForCausalLM has no GGUF form here; known",
-            ),
-            (
-                transformers.Gemma3TextConfig(**{**GEMMA3, "query_pre_attn_scalar": 24}),
-                "GGUF cannot hold this model: it would be read with another attention_scale",
-            ),
-            (
-                transformers.MambaConfig(vocab_size=N_ROWS, hidden_size=64, num_hidden_layers=1, state_size=8),
-                "layers with a state are not converted; served as it is",
-            ),
+            (make("LlamaConfig", **SHAPE, **yarn), "a rope of kind 'yarn' is not written"),
+            (make("MistralConfig", **SHAPE, sliding_window=None), "MistralForCausalLM has no GGUF form here; known"),
+            (make("Gemma3TextConfig", **{**GEMMA3, "query_pre_attn_scalar": 24}), gguf_would_read_another),
+            (make("MambaConfig", vocab_size=N_ROWS), "layers with a state are not converted; served as it is"),
         )
     ):
         source = tmp_path / str(number)
         source.mkdir()
         with pytest.raises(ModelError) as refused:
-            run(write_folder(source, config), tmp_path / "m.gguf")
+            run(write_folder(source, config()), tmp_path / "m.gguf")
         assert reason in str(refused.value)
         assert not (tmp_path / "m.gguf").exists()
 

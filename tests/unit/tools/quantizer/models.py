@@ -17,28 +17,16 @@ from services.compute.model.build import load_model
 from services.compute.model.registry import describe
 from services.tools.quantizer.run import QuantizationOptions
 from tests.unit.compute.model.harness import CPU, CachedDecoder, lone_rank
-from tests.unit.compute.model.zoo import write_checkpoint
+from tests.unit.compute.model.zoo import make, write_checkpoint
 
-_SHAPE: dict[str, Any] = {
-    "vocab_size": 260,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "bos_token_id": 2,
-}
+_SHAPE = {"vocab_size": 260, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "head_dim": 16}
 IDS = list(range(5, 255, 6))
 
 
 def write_model(folder: Path, config: str, **settings: Any) -> Path:
     """Write a model of transformers' class `config`."""
     shape = {} if config == "GPT2Config" else _SHAPE
-    write_checkpoint(getattr(transformers, config)(**{**shape, **settings}), folder)
+    write_checkpoint(make(config, **{**shape, **settings})(), folder)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: index + 4 for index, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ryzanstein.v1.worker_pb2 import Sampling
@@ -28,7 +27,7 @@ from services.worker.rank.drawn import DrawnTokens
 from services.worker.scheduling.request import Request
 from tests.unit.compute.backends.tape import TapedBackend
 from tests.unit.compute.model.checkpoints import written_once
-from tests.unit.compute.model.zoo import VARIANTS, prompt, write_checkpoint
+from tests.unit.compute.model.zoo import VARIANTS, make, prompt, write_checkpoint
 from tests.unit.worker.rank.late import BLOCK, LENGTH, N_BLOCKS, SLOTS, SlowDevice, assert_same, make_runner, serve
 from tests.unit.worker.rank.test_overlap import make_requests
 
@@ -39,8 +38,7 @@ DRAWN = Sampling(temperature=1.0)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llama")
-    shape = {"vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2}
-    write_checkpoint(transformers.LlamaConfig(**shape, num_attention_heads=4, max_position_embeddings=LENGTH), folder)
+    write_checkpoint(make("LlamaConfig", max_position_embeddings=LENGTH)(), folder)
     return folder
 
 

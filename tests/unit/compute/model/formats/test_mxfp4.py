@@ -27,16 +27,12 @@ _PUBLISHED = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # values of the three lower bits; the fourth is the sign
 
 
-def _number(code: int) -> float:
-    return -_E2M1[code - 8] if code >= 8 else _E2M1[code]
-
-
 def _random(stack: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Return blocks and scales of a stack [n, in, out] of random codes, and what they stand for, of its shape."""
     n, n_in, n_out = stack.shape
     codes = torch.randint(0, 16, (n, n_out, n_in // 32, 32), generator=generator)
     exponents = torch.randint(119, 124, (n, n_out, n_in // 32), generator=generator)
-    numbers = torch.tensor([_number(code) for code in range(16)])[codes] * 2.0 ** (exponents - 127).unsqueeze(-1)
+    numbers = torch.tensor([*_E2M1, *(-number for number in _E2M1)])[codes] * 2.0 ** (exponents - 127).unsqueeze(-1)
     blocks = codes[..., 0::2] + 16 * codes[..., 1::2]  # the first of a pair is in the low bits
     return blocks.to(torch.uint8), exponents.to(torch.uint8), numbers.flatten(2).mT
 
