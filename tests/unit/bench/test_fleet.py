@@ -13,23 +13,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import typer
 from tokenizers import Tokenizer
 
 from bench.fleet.counted import Messages
 from bench.fleet.faults import FleetFault
 from bench.fleet.installation import FleetSize
 from bench.fleet.knee import find_knee
-from bench.fleet.lifecycle import lifecycle
-from bench.fleet.load import FleetAnswer, Load, most_open
-from bench.fleet.oracle import best_hit_rate
+from bench.fleet.load import FleetAnswer, Load
 from bench.fleet.report import FleetRun
-from bench.fleet.sizing import settings_of, speed_for
 from bench.fleet.usage import ComponentUse
-from bench.fleet.workloads import FleetRequest, Lengths, Workload
+from bench.fleet.workloads import Lengths, Workload
 from services.cli.stack.default_model import TINY_MODEL
 from services.worker.settings import WorkerSettings
-from services.worker.simulated.curve import DEFAULT_CURVE, StepCurve
 from services.worker.simulated.opening import open_model
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -109,13 +104,6 @@ def fleet_run(workers: int) -> FleetRun:
     return FleetRun(size, load, workload, [], *uses, none, none, [0] * workers, [], [], 0, None, None)
 
 
-def test_settings_have_a_name_and_a_value() -> None:
-    assert settings_of(["STEP_MERGE_MS=50", "A=b=c"]) == {"STEP_MERGE_MS": "50", "A": "b=c"}
-    for wrong in ("STEP_MERGE_MS", "=50"):
-        with pytest.raises(typer.BadParameter, match="NAME=VALUE"):
-            settings_of([wrong])
-
-
 def test_answer_is_altered_by_a_letter_and_lost_without_an_end() -> None:
     model = asyncio.run(open_model(WorkerSettings(model=str(TINY_MODEL), engine="simulated"), TINY_MODEL))
     tokenizer = Tokenizer.from_buffer(model.model.tokenizer_json)
@@ -155,35 +143,6 @@ def test_published_trace_is_served_and_reported_for_other_tools(tmp_path: Path) 
     assert latency["inter_token_latency"] is None
 
 
-def answered(at: float, seconds: float) -> FleetAnswer:
-    """An answer of four tokens to a prompt of eight, six of which were cached."""
-    request = FleetRequest(tuple(range(8)), 4, (1, 2, 3, 4))
-    return FleetAnswer(request, 0.01, at, seconds / 4, seconds, "a b c d", "length", 6)
-
-
-def test_report_for_other_tools_has_rates_tokens_and_failures() -> None:
-    lost = replace(answered(2.0, 1.0), error="503: no worker")
-    report = lifecycle(replace(fleet_run(1), answers=[answered(0.0, 2.0), answered(1.0, 3.0), lost]))
-    assert report["benchmark_time_seconds"] == 4.0
-    successes = report["successes"]
-    assert isinstance(successes, dict)
-    assert successes["throughput"]["output_tokens_per_sec"] == 2.0
-    assert successes["latency"]["time_per_output_token"]["mean"] == pytest.approx((0.5 + 0.75) / 2)
-    assert {name: successes["prompt_tokens"][name] for name in ("total", "cached", "uncached")} == {
-        "total": 16.0,
-        "cached": 12.0,
-        "uncached": 4.0,
-    }
-    failures = report["failures"]
-    assert isinstance(failures, dict)
-    assert failures["by_label"] == {"503: no worker": {"count": 1, "messages": [{"message": "503: no worker"}]}}
-
-
-def test_open_streams_are_counted_at_the_peak() -> None:
-    assert most_open([]) == 0
-    assert most_open([answered(0.0, 1.0), answered(0.5, 1.0), answered(1.2, 0.1), answered(1.0, 5.0)]) == 3
-
-
 def test_knee_is_the_highest_rate_that_holds() -> None:
     def measure(rate: float) -> FleetRun:
         run = fleet_run(1)
@@ -202,22 +161,3 @@ def test_knee_is_the_highest_rate_that_holds() -> None:
     assert "Knee: 60 requests/s." in knee.table()
     none = find_knee(measure, lambda run, first: False, 10.0)
     assert (len(none.tried), none.rate, none.half) == (1, 0.0, None)
-
-
-def test_long_workload_mixes_documents_and_plain_prompts() -> None:
-    language = SimpleNamespace(block_tokens=16, continuation=lambda prompt, sampling: [1] * sampling.max_tokens)
-    lengths = Lengths(prompt=32, answer=2, document=2000)
-    source = Workload("long", language, range(50), lengths, random.Random(3))  # type: ignore[arg-type]
-    requests = [source.next() for _ in range(200)]
-    long = [each for each in requests if len(each.prompt_ids) > 2000]
-    assert 5 < len(long) < 50
-    assert len({each.prompt_ids[:2000] for each in long}) == 2
-    assert max(len(each.prompt_ids) + each.max_tokens for each in requests) == lengths.longest("long")
-    assert best_hit_rate(long, 16) > 0.7, "each document is computed once"
-
-
-def test_speed_for_streams_follows_from_rate_and_length() -> None:
-    """A thousand workers with ten streams each take as long for an answer as 200 requests/s need to open all."""
-    curve = StepCurve.read(DEFAULT_CURVE)
-    speed = speed_for(10_000, curve, 1000, 200.0, 100)
-    assert 100 * curve.seconds(10, 0.0, 0, 0.0) / speed == pytest.approx(10_000 / 200)

@@ -11,36 +11,22 @@ import pytest
 from bench.reading import lower
 from bench.suite.rounds import BenchError, gather, run_round
 from bench.suite.steps import Step
-from services.cli.benchmarks.results import Better, Results, read_results
+from services.cli.benchmarks.results import Better, read_results
 
 PROJECT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The JSON file of two rounds."""
-    folder = tmp_path_factory.mktemp("results")
-    command = [sys.executable, "-m", "bench.suite", "--rounds", "2", "--only", "scheduler", "--out", str(folder)]
+@pytest.mark.needs("git")
+def test_each_round_gives_a_sample_and_the_run_records_its_commit_and_machine(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench.suite", "--rounds", "2", "--only", "scheduler", "--out", str(tmp_path)]
     ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr
     data, page = (Path(line) for line in ran.stdout.split())
     assert page == data.with_suffix(".md")
-    return data
-
-
-@pytest.fixture(scope="module")
-def results(written: Path) -> Results:
-    return read_results(written)
-
-
-def test_each_round_gave_a_sample(results: Results) -> None:
+    results = read_results(data)
     assert {name.partition("/")[0] for name in results.metrics} == {"scheduler"}
     assert all(len(metric.samples) == results.rounds == 2 for metric in results.metrics.values())
     assert results.metrics["scheduler/64 decodes/step p50"].median > 1
-
-
-@pytest.mark.needs("git")
-def test_a_run_records_its_commit_and_machine(results: Results) -> None:
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
     assert head.startswith(results.commit.removesuffix("+changes"))
     assert int(results.machine["cores"]) >= 1
