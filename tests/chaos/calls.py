@@ -1,4 +1,4 @@
-"""Streamed tool calls against a running stack, by three APIs: what each client received, put together."""
+"""Streamed tool calls against a running stack: what each client received, put together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import anthropic
 import openai
 
 from tests.stack import RunningStack
@@ -63,52 +62,8 @@ async def _read(client: openai.AsyncOpenAI, index: int, call: StreamedCall, hear
             heard()
 
 
-async def _read_message(
-    client: anthropic.AsyncAnthropic, index: int, call: StreamedCall, heard: Callable[[], None]
-) -> None:
-    function = TOOL["function"]
-    tools: Any = [{"name": function["name"], "input_schema": function["parameters"]}]
-    one: Any = {"type": "any", "disable_parallel_tool_use": True}
-    ask: Any = {"messages": [{"role": "user", "content": f"Take notes. # {index}"}], "tools": tools, "tool_choice": one}
-    ours = {"seed": index, "temperature": 0.9, "session_id": f"notes-{index}"}
-    async with client.messages.stream(model="ryzanstein-tiny", max_tokens=900, **ask, extra_body=ours) as stream:
-        async for event in stream:
-            if event.type == "input_json":
-                call.arguments += event.partial_json
-                heard()
-        message = await stream.get_final_message()
-    (block,) = message.content
-    assert block.type == "tool_use"
-    call.ids, call.name = [block.id], block.name
-    call.finish = "tool_calls" if message.stop_reason == "tool_use" else message.stop_reason
-
-
-async def _read_response(client: openai.AsyncOpenAI, index: int, call: StreamedCall, heard: Callable[[], None]) -> None:
-    tools: Any = [{"type": "function", **TOOL["function"]}]
-    async with client.responses.stream(
-        model="ryzanstein-tiny",
-        input=f"Take notes. # {index}",
-        tools=tools,
-        tool_choice="required",
-        parallel_tool_calls=False,
-        max_output_tokens=900,
-        temperature=0.9,
-        extra_body={"seed": index, "session_id": f"notes-{index}"},
-    ) as stream:
-        async for event in stream:
-            if event.type == "response.function_call_arguments.delta":
-                call.arguments += event.delta
-                heard()
-        response = await stream.get_final_response()
-    (item,) = response.output
-    assert item.type == "function_call"
-    assert item.arguments == call.arguments
-    call.ids, call.name = [item.call_id], item.name
-    call.finish = "tool_calls" if response.status == "completed" else response.status
-
-
 async def run_calls(stack: RunningStack, count: int, started: asyncio.Event | None = None) -> list[StreamedCall]:
-    """Open `count` streams at once, a third of them by each API, and read them to their ends.
+    """Open `count` streams at once and read them to their ends.
 
     Sets `started` when all have some arguments.
     """
@@ -120,12 +75,8 @@ async def run_calls(stack: RunningStack, count: int, started: asyncio.Event | No
 
     async with (
         openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0, timeout=120) as client,
-        anthropic.AsyncAnthropic(base_url=stack.url, api_key="unused", max_retries=0, timeout=120) as messages,
         asyncio.TaskGroup() as group,
     ):
         for index, call in enumerate(calls):
-            if index % 3 == 0:
-                group.create_task(_read_message(messages, index, call, heard))
-            else:
-                group.create_task((_read if index % 3 == 1 else _read_response)(client, index, call, heard))
+            group.create_task(_read(client, index, call, heard))
     return calls

@@ -33,8 +33,6 @@ Namespaces = Callable[..., Kube]
 Disturb = Callable[..., ClusterLoad]
 Restarts = Callable[[], dict[str, int]]
 
-# The alert that a test makes fire; others wait for as long as they say.
-IMPATIENT = "RyzansteinRedisAway"
 # Every component twice or more, so that each has a survivor; small requests, so that two nodes of one machine hold it.
 SHARED = {
     "workers.defaults.replicas": 3,
@@ -44,7 +42,6 @@ SHARED = {
     "ingress.enabled": "true",
     "ingress.className": "traefik",
     "ingress.controller": "traefik",
-    f"monitoring.rules.overrides.{IMPATIENT}.for": "15s",
 }
 SHARED_NAMESPACE = "shared"
 SETTLE_S = 5.0

@@ -1,4 +1,4 @@
-"""Programs that run in pods of the cluster: callers of services, users of Redis, and a listener.
+"""Programs that run in pods of the cluster: callers of services, and a listener.
 
 Each is the text of a Python program. Its argument is JSON, and so is what it prints, unless its comment says otherwise.
 """
@@ -25,24 +25,6 @@ async def call(component, method):
         return "OK"
 async def main():
     print(json.dumps([await call(*each) for each in it["methods"]]))
-asyncio.run(main())
-"""
-
-# Sends commands to Redis as the service of its pod does. Argument: a list of commands. Prints Redis's refusals.
-COMMAND = """
-import asyncio, json, sys
-from redis.exceptions import RedisError
-from services.common.redis_client import open_redis
-from services.common.settings import ServiceSettings
-async def main():
-    said = []
-    async with open_redis(ServiceSettings().redis, 10) as client:
-        for command in json.loads(sys.argv[1]):
-            try:
-                said.append(f"allowed: {await client.execute_command(*command)}")
-            except RedisError as error:
-                said.append(str(error))
-    print(json.dumps(said))
 asyncio.run(main())
 """
 

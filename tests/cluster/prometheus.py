@@ -7,8 +7,6 @@ from typing import Any
 
 import httpx
 
-Alert = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Prometheus:
@@ -26,8 +24,3 @@ class Prometheus:
         """The series that an expression has now."""
         actual: list[dict[str, Any]] = self.ask("query", query=expr)["result"]
         return actual
-
-    def firing(self, name: str) -> list[Alert]:
-        """The alerts of a rule that fire, not those that are pending."""
-        alerts: list[Alert] = self.ask("alerts")["alerts"]
-        return [each for each in alerts if (each["labels"]["alertname"], each["state"]) == (name, "firing")]

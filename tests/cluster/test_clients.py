@@ -5,21 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
 import pytest
 import websockets
 
-from tests.cluster.in_pods import METRICS
 from tests.cluster.installation import Installation
-from tests.cluster.kube import Kube
 
 MODEL = "ryzanstein-tiny"
 IDLE_S = 90
-SESSIONS, TURNS, BLOCK = 40, 5, 16
-MOST_MOVED = 0.1  # share of all turns that load balancing may move
 
 GRPC_CLIENT = """
 import json, sys, grpc
@@ -94,40 +89,3 @@ def test_grpc_from_another_pod(installed: Installation) -> None:
     body = {"prompt": "def ", "max_tokens": 40, "temperature": 0.9, "seed": 7, "ignore_eos": True}
     answer = httpx.post(f"{installed.url}/v1/completions", json=body).raise_for_status().json()
     assert text == answer["choices"][0]["text"]
-
-
-def test_sessions_stay_with_their_worker(installed: Installation, figures: dict[str, object]) -> None:
-    """Turns find the blocks of the turn before in their worker's cache, and busy workers share the sessions."""
-    before = _generated(installed)
-    with httpx.Client(base_url=installed.url, timeout=120) as client, ThreadPoolExecutor(24) as pool:
-        misses = sum(pool.map(lambda session: _converse(client, session), range(SESSIONS)))
-    work = [after - earlier for after, earlier in zip(_generated(installed), before, strict=True)]
-    imbalance = max(work) * len(work) / sum(work)
-    figures["sessions"] = {"turns": SESSIONS * TURNS, "moved": misses, "imbalance": round(imbalance, 2)}
-    assert misses <= MOST_MOVED * SESSIONS * TURNS
-    assert imbalance <= 1.3
-
-
-def _converse(client: httpx.Client, session: int) -> int:
-    """How many turns did not find what the turn before had left."""
-    messages: list[dict[str, str]] = []
-    known, misses = 0, 0
-    for turn in range(TURNS):
-        messages.append({"role": "user", "content": f"Session {session}, question {turn}: what is a list of {turn}?"})
-        body = {"model": MODEL, "messages": messages, "max_tokens": 20, "session_id": f"session-{session}"}
-        answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
-        usage = answer["usage"]
-        # The answer's first characters may join the prompt's last ones in a token: the last block may be another one.
-        misses += usage["prompt_tokens_details"]["cached_tokens"] < (known // BLOCK - 1) * BLOCK
-        known = usage["prompt_tokens"]
-        messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
-    return misses
-
-
-def _generated(installed: Installation) -> list[float]:
-    return [_metric(installed.kube, pod["metadata"]["name"]) for pod in installed.pods("worker")]
-
-
-def _metric(kube: Kube, pod: str, name: str = "ryzanstein_worker_generated_tokens_total") -> float:
-    lines = kube.exec(pod, "python", "-c", METRICS).splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))

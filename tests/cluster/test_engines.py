@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 import yaml
 
@@ -194,21 +193,6 @@ def test_cards_and_models_say_how_each_resumes(engines: Installation) -> None:
     ours = {"model": OURS, "engine": "native", "resume": "exact", "pulls": True}
     vllms = {"model": VLLMS, "engine": "vllm", "resume": "approximate", "pulls": False}
     assert sorted(cards, key=lambda card: card["engine"]) == [ours, ours, vllms, vllms]
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_chats_and_completions(engines: Installation, model: str) -> None:
-    client = openai.OpenAI(base_url=f"{engines.url}/v1", api_key="unused", max_retries=0)
-    sent = {"model": model, "max_tokens": 24, "temperature": 0}
-    question = [{"role": "user", "content": "Write a function."}]
-    chat = client.chat.completions.create(messages=question, extra_body={"ignore_eos": True}, **sent)
-    assert (chat.model, chat.usage.completion_tokens) == (model, 24)
-    stream = client.chat.completions.create(messages=question, stream=True, extra_body={"ignore_eos": True}, **sent)
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
-    assert text == chat.choices[0].message.content
-    completion = client.completions.create(prompt="def ", logprobs=1, extra_body={"ignore_eos": True}, **sent)
-    assert (completion.model, completion.usage.completion_tokens) == (model, 24)
-    assert len(completion.choices[0].logprobs.token_logprobs) == 24
 
 
 def test_a_killed_engine_costs_no_stream_a_token(

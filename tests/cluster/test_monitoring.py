@@ -10,19 +10,16 @@ import time
 import httpx
 import pytest
 
-from tests.cluster.conftest import IMPATIENT
 from tests.cluster.installation import Installation
 from tests.cluster.load import ClusterLoad, Traffic
 from tests.cluster.prometheus import Prometheus
 from tests.programs import CHART, search_path
 from tests.unit.monitoring.panels import EVENTS, panels, shows
 
-RUNBOOKS = CHART.parents[1] / "docs" / "runbooks"
 GUIDE = CHART.parents[1] / "docs" / "operations.md"
 # Whoever types the second command has seen the first one's answer.
 SEEN = "&\ntrap 'kill $!' EXIT\nuntil curl -so /dev/null 127.0.0.1:16686; do sleep 0.2; done\n"
 COMPONENTS = {"gateway", "router", "coordinator", "worker"}
-SERVICES = {f"ryzanstein-{name}" for name in ("gateway", "router", "kv-coordinator", "worker")}
 # Those of Kubernetes, GPUs and autoscaling are off by default.
 GROUPS = {
     f"ryzanstein-{name}"
@@ -60,27 +57,6 @@ def test_every_panel_shows_data_and_every_rule_is_evaluated(
     assert empty <= EVENTS | OF_SESSIONS
 
 
-@pytest.mark.smoke
-def test_a_trace_of_all_four_services(installed: Installation) -> None:
-    """By the id that the client got. After a load routers may do without the coordinator for a while."""
-    body = {"model": "ryzanstein-tiny", "prompt": "def fibonacci(n):\n" * 8, "max_tokens": 8}
-    traces: list[str] = []
-    with installed.kube.forward(f"{installed.release}-jaeger", 16686) as url:
-
-        def services(trace_id: str) -> set[str]:
-            actual = httpx.get(f"{url}/api/traces/{trace_id}", timeout=10).json().get("data") or [{}]
-            return {process["serviceName"] for process in actual[0].get("processes", {}).values()}
-
-        def traced() -> bool:
-            traces.append(os.urandom(16).hex())
-            headers = {"traceparent": f"00-{traces[-1]}-{os.urandom(8).hex()}-01"}
-            answer = httpx.post(f"{installed.url}/v1/completions", json=body, headers=headers, timeout=60)
-            assert answer.headers["x-trace-id"] == traces[-1]
-            return any(services(trace) >= SERVICES for trace in traces)
-
-        installed.kube.until("spans of all services", traced, every_s=2)
-
-
 def test_the_way_from_a_slow_request_to_its_trace(installed: Installation) -> None:
     """The guide's own commands, as they stand there."""
     section = GUIDE.read_text().partition("\n## Why is it slow\n")[2].partition("\n## ")[0]
@@ -103,23 +79,3 @@ def test_the_way_from_a_slow_request_to_its_trace(installed: Installation) -> No
     installed.kube.until(
         "the trace", lambda: "worker.decode" in (shown := typed(trace.replace("&\n", SEEN))) and " ms in " in shown
     )
-
-
-def test_an_alert_fires_and_resolves(installed: Installation, traffic: Traffic, prometheus: Prometheus) -> None:
-    """Redis goes: the service does without, an alert with its runbook fires; then Redis comes back."""
-    kube, redis = installed.kube, installed.workload("redis")
-    assert not prometheus.firing(IMPATIENT)
-    kube.kubectl("scale", redis, "--replicas=0")
-    try:
-        kube.until(f"{IMPATIENT} fires", lambda: bool(prometheus.firing(IMPATIENT)), timeout_s=120, every_s=2)
-        (alert,) = prometheus.firing(IMPATIENT)
-        page = RUNBOOKS / alert["annotations"]["runbook_url"].rpartition("/")[2]
-        assert IMPATIENT in page.read_text()
-        assert alert["labels"]["release"] == installed.release
-        with ClusterLoad(traffic) as load:
-            pass
-        load.assert_unharmed()
-    finally:
-        kube.kubectl("scale", redis, "--replicas=1")
-    installed.wait_ready()
-    kube.until(f"{IMPATIENT} is over", lambda: not prometheus.firing(IMPATIENT), timeout_s=90, every_s=2)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-import time
-
 import httpx
 import pytest
 
 from tests.cluster.conftest import Namespaces, settings
 from tests.cluster.installation import Installation
-from tests.cluster.load import ClusterLoad, Traffic
-from tests.cluster.rig import Rig
 
 pytestmark = pytest.mark.timeout(300)
 SMALL = {"workers.defaults.resources.requests.cpu": "50m", "gateway.resources.requests.cpu": "20m"}
@@ -44,22 +39,6 @@ def test_a_pool_for_each_model(pools: Installation) -> None:
     for model in models(pools):
         body = {"model": model, "prompt": "def ", "max_tokens": 4}
         assert httpx.post(f"{pools.url}/v1/completions", json=body).raise_for_status().json()["model"] == model
-
-
-def test_worker_restarts_both_ranks_when_a_rank_is_killed(
-    pools: Installation, rig: Rig, figures: dict[str, object]
-) -> None:
-    """Its worker starts both anew by itself; the streams go on elsewhere."""
-    before = pools.kube.restarts()
-    pair = [pod for pod in pools.pods("worker") if "-pair-" in pod["metadata"]["name"]]
-    traffic = Traffic.undisturbed(pools.url, streams=8, tokens=150, shorts=2, model="tiny-pair")
-    with ClusterLoad(traffic) as load:
-        rig.signal(pair[0], "services.worker.rank", signal.SIGKILL)
-        time.sleep(5)
-        pools.wait_ready()
-    figures["one of two ranks killed"] = load.figures()
-    load.assert_unharmed()
-    assert pools.kube.restarts() == before
 
 
 def test_releases_are_isolated_from_each_other(pools: Installation, namespaces: Namespaces) -> None:

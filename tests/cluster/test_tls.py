@@ -1,4 +1,4 @@
-"""Mutual TLS on a cluster: who is refused at every port and by Redis, what the wire carries, a new CA, and the way to
+"""Mutual TLS on a cluster: callers refused at every port, what the wire carries, a new CA, and the way to
 plain text and back, under load.
 """
 
@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import re
 import secrets
 from collections.abc import Callable
 from datetime import timedelta
@@ -19,20 +18,17 @@ import pytest
 from ryzanstein.v1 import worker_pb2
 from tokenizers import Tokenizer
 
-from services.common.keys import RedisKeys
 from services.common.tls.access import CALLERS, COMPONENTS
 from services.common.tls.certificate import AUTHORITIES, CERTIFICATE, KEY
 from services.common.tls.issuing import Authority, Issued
 from tests.certificates import write
 from tests.charts.network import COORDINATOR, ROUTER, WORKER
 from tests.cluster.conftest import Namespaces, settings
-from tests.cluster.in_pods import ASK, CALL, COMMAND, LISTEN
+from tests.cluster.in_pods import ASK, CALL, LISTEN
 from tests.cluster.installation import Installation
 from tests.cluster.kube import Object, client_pod
 from tests.cluster.load import ClusterLoad, Traffic
 from tests.models import BUNDLED_MODEL
-from tests.redis_users import COMPONENTS as USERS
-from tests.redis_users import REFUSED, refused
 from tests.trust import Trusting, assert_callers_are_kept_to_their_methods, assert_strangers_are_refused, at
 
 pytestmark = pytest.mark.timeout(1800)
@@ -155,17 +151,6 @@ def test_pods_with_our_labels_are_known_by_their_certificates(secured: Installat
     finally:
         names = [pod["metadata"]["name"] for pod in pods.values()]
         kube.kubectl("delete", "pod", *names, "--force", "--grace-period=0")
-
-
-def test_redis_denies_each_component_the_commands_of_other_components(secured: Installation) -> None:
-    kube = secured.kube
-    keys = RedisKeys(f"{kube.namespace}-{secured.release}")
-    for component in set(USERS) - {"finetuner"}:  # this release has none
-        tried = refused(component, keys)
-        pod = secured.pod(component)["metadata"]["name"]
-        refusals = json.loads(kube.exec(pod, "python", "-c", COMMAND, json.dumps(tried)))
-        for command, refusal in zip(tried, refusals, strict=True):
-            assert re.search(REFUSED, refusal), (component, command, refusal)
 
 
 def renew(installation: Installation, name: str, *options: str) -> None:

@@ -12,7 +12,6 @@ from ryzanstein.v1 import routing_pb2, worker_pb2
 
 from tests.integration.gateway.fleet import MODEL, Fault, TcpLine, Worker, scripted_token
 from tests.integration.gateway.gateways import GatewayStack, eventually, running_stack
-from tests.integration.gateway.placing import PlacingRouter
 from tests.unit.gateway.made_tokenizers import byte_level
 
 PROMPT = "User: What is a list?"
@@ -283,17 +282,6 @@ async def test_without_any_router_requests_and_running_streams_go_on() -> None:
         chosen = stack.workers[grown.index(4)]
         await chosen.stop()
         assert (await stack.complete(prompt=PROMPT, session_id="s", seed=1)).status_code == 200
-
-
-async def test_next_router_is_called_when_a_router_is_down() -> None:
-    async with running_stack() as stack:
-        spare = PlacingRouter(stack.workers)
-        await spare.start()
-        async with running_stack(stack.workers[:0], router_addresses=f"127.0.0.1:9,{spare.address}") as other:
-            await eventually(lambda: other.gateway.catalog.ready)
-            assert (await other.complete(prompt=PROMPT)).status_code == 200
-            assert spare.routes
-        await spare.stop()
 
 
 async def test_a_gone_client_cancels_its_worker_streaming_or_not() -> None:

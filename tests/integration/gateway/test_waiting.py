@@ -225,12 +225,6 @@ async def test_wrong_header_of_the_wait_is_refused(stack: GatewayStack) -> None:
         assert answer.json()["error"]["param"] == next(iter(headers))
 
 
-async def test_sleeping_worker_wakes_for_a_waiting_request(cold: ColdInstallation) -> None:
-    worker = await cold.worker("w", SLEEPING)
-    assert (await cold.ask()).status_code == 200
-    assert worker.naps == ["wake"]
-
-
 async def test_every_api_says_how_far_the_start_is(cold: ColdInstallation) -> None:
     """Streams by comments, and by events where their clients want them."""
     worker = await cold.worker("w", LOADING)

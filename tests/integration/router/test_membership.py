@@ -35,14 +35,6 @@ def worker_process(worker_id: str, redis_url: str) -> Iterator[Popen[bytes]]:
         process.kill()
 
 
-async def test_a_joining_worker_is_announced_and_gets_work(fleet: RouterRig) -> None:
-    await fleet.worker("old", queued_prefill_tokens=9000)
-    router = await fleet.router(workers=1)
-    await fleet.worker("new")
-    await until(lambda: eligible(router, 2))
-    assert (await router.Route(ask("r"))).worker_id == "new"
-
-
 async def test_starting_router_knows_the_workers_before_serving(fleet: RouterRig) -> None:
     """Killed routers start again under load: a request that comes at once must not hear that there are no workers."""
     await fleet.worker("here")

@@ -124,7 +124,10 @@ async def test_queued_request_is_rejected_before_the_deadline_of_its_caller(flee
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_queued_request_without_patience_is_refused_as_soon_as_the_last_worker_is_lost(fleet: RouterRig) -> None:
+async def test_request_held_for_a_saturated_worker_lets_interrupted_requests_pass_and_ends_with_the_worker(
+    fleet: RouterRig,
+) -> None:
+    """An error would lose a text that the client of an interrupted request reads already."""
     worker = await fleet.worker("only")
     router = await fleet.router(workers=1, QUEUE_TIMEOUT_S="3600")
     worker.update(queued_prefill_tokens=1_000_000)
@@ -135,27 +138,12 @@ async def test_queued_request_without_patience_is_refused_as_soon_as_the_last_wo
         return [model.held for model in (await router.GetDemand(pb.GetDemandRequest())).models] == [1]
 
     await until(held)
+    assert (await router.Route(ask("text", attempt=2), timeout=60)).worker_id == "only"
+    assert not waiting.done()
     await worker.stop()
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await waiting
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_interrupted_request_goes_to_a_saturated_worker_at_once(fleet: RouterRig) -> None:
-    """New requests wait there. An error would lose a text that the client reads already."""
-    worker = await fleet.worker("only")
-    router = await fleet.router(workers=1, QUEUE_TIMEOUT_S="3600")
-    worker.update(queued_prefill_tokens=1_000_000)
-    await until(lambda: eligible(router, 0))
-    waiting = asyncio.ensure_future(router.Route(ask()))
-
-    async def held() -> bool:
-        return [model.held for model in (await router.GetDemand(pb.GetDemandRequest())).models] == [1]
-
-    await until(held)
-    assert (await router.Route(ask("text", attempt=2), timeout=60)).worker_id == "only"
-    assert not waiting.done()
-    waiting.cancel()
 
 
 async def test_waiting_requests_are_placed_when_a_worker_becomes_eligible(fleet: RouterRig) -> None:

@@ -13,7 +13,7 @@ from services.worker.process.rank_group import RanksFailedError
 from services.worker.protocol.order_codec import AdapterOrder
 from services.worker.protocol.plan import StepPlan
 from services.worker.protocol.rank_config import SETTINGS_VARIABLE
-from tests.integration.worker_ranks.conftest import MakeGroup, RankConversation, alive, pids_of
+from tests.integration.worker_ranks.conftest import MakeGroup, RankConversation, pids_of
 
 PROMPTS = [[1, 2, 3], [4], list(range(5, 25)), [30, 31]]
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, seed=7)
@@ -23,17 +23,13 @@ def environment(pid: int) -> set[str]:
     return set(Path(f"/proc/{pid}/environ").read_text().split("\0"))
 
 
-def has_torch(pid: int) -> bool:
-    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
-
-
 def assert_launched(of_ranks: list[int], parent: int) -> None:
     """Only several ranks have torchrun above them: with torch in it, it was a third of a worker's memory."""
     for rank, pid in enumerate(of_ranks):
         sizes = {f"WORLD_SIZE={len(of_ranks)}", f"LOCAL_WORLD_SIZE={len(of_ranks)}"}
         assert {f"RANK={rank}", f"LOCAL_RANK={rank}", *sizes} <= environment(pid)
     assert (parent == os.getpid()) is (len(of_ranks) == 1)
-    assert len(of_ranks) == 1 or has_torch(parent)
+    assert len(of_ranks) == 1 or "libtorch" in Path(f"/proc/{parent}/maps").read_text()
 
 
 async def test_single_rank_and_two_ranks_sample_the_same_tokens(make_group: MakeGroup) -> None:
@@ -113,16 +109,3 @@ async def test_a_start_that_takes_too_long_is_given_up(
     with pytest.raises(RanksFailedError, match=r"ranks \[0, 1\] not ready within 0.5 s"):
         await group.start()
     assert not ranks_marked(str(tmp_path))
-
-
-async def test_rank_sleeps_and_wakes_in_the_same_process(make_group: MakeGroup) -> None:
-    group = make_group(1)
-    started = await group.start()
-    expected = await RankConversation(group, PROMPTS).run(5)
-    for level in (1, 2):
-        await group.sleep(level)
-    assert group.held > 0
-    for _ in range(2):
-        await group.wake()
-    assert await RankConversation(group, PROMPTS).run(5) == expected
-    assert alive(pids_of(started)) == pids_of(started)

@@ -74,16 +74,6 @@ async def test_drain_finishes_short_requests_and_hands_off_long_requests(
     assert await health(worker.address) == NOT_SERVING
 
 
-async def test_drain_without_grace_hands_off_all_requests_at_once(worker: RunningWorker, gateway: FakeGateway) -> None:
-    worker.group.step_s = 0.05  # none ends before the last has come
-    answers = [await gateway.submit([i], max_tokens=240) for i in range(20)]
-    await gateway.wait_state(lambda state: state.running + state.waiting >= 20)
-    done = await gateway.stub.Drain(pb.DrainRequest(grace_ms=0))
-    assert done.handed_off == 20
-    await asyncio.gather(*(answer.end.wait() for answer in answers))
-    assert all(answer.last.handoff.reason == pb.Handoff.REASON_DRAIN for answer in answers)
-
-
 async def test_the_stop_signal_hands_off_flushes_and_gives_the_lease_up(redis_url: str) -> None:
     async with running_worker(redis_url) as worker, FakeGateway(worker.address) as gateway:
         worker.group.step_s = 0.01

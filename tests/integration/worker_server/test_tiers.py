@@ -242,18 +242,6 @@ async def test_rollout_on_one_claim_leaves_every_worker_the_blocks_of_its_predec
             assert cached(loaded) == CACHED
 
 
-async def test_restarted_worker_finds_its_blocks_on_the_disk(redis_url: str, tmp_path: Path) -> None:
-    async with a_worker(redis_url, **disk(tmp_path)) as (_, gateway):
-        first = await gateway.complete(PROMPT)
-        await stored(gateway, pb.KV_PLACE_DISK, N_BLOCKS)
-    async with a_worker(redis_url, **disk(tmp_path)) as (worker, gateway):
-        await stored(gateway, pb.KV_PLACE_DISK, N_BLOCKS)
-        again = await gateway.complete(PROMPT)
-        assert again.ids == first.ids
-        assert cached(again) == CACHED
-        assert await metric(worker, "kv_place_failures", place="disk", reason="corrupt") == 0
-
-
 async def test_damaged_file_is_computed_and_counted(redis_url: str, tmp_path: Path) -> None:
     async with a_worker(redis_url, **disk(tmp_path)) as (worker, gateway):
         await gateway.complete(PROMPT)

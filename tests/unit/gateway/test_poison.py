@@ -17,12 +17,6 @@ def suspect(place: int = 5) -> PoisonDetector:
     return detector
 
 
-def test_two_shared_deaths_make_a_suspect_and_a_death_alone_before_a_token_convicts() -> None:
-    detector = suspect()
-    detector.died(5, alone=True, gave=False)
-    assert detector.convicted
-
-
 def test_an_innocent_request_on_trial_is_retried_and_cleared_after_an_unrelated_death() -> None:
     detector = suspect()
     for place in (7, 9):
@@ -46,16 +40,6 @@ def test_a_killer_that_gives_a_token_before_each_death_is_convicted_all_the_same
         detector.progressed(place)
         detector.died(place, alone=True, gave=True)
     assert detector.convicted
-
-
-def test_a_request_beyond_the_place_of_a_death_is_cleared() -> None:
-    detector = suspect(7)
-    detector.progressed(7 + CLEARING_TOKENS - 1)
-    assert detector.trial_tokens
-    detector.progressed(7 + CLEARING_TOKENS)
-    assert not detector.trial_tokens
-    detector.died(40, alone=False, gave=True)
-    assert not detector.trial_tokens
 
 
 def test_death_that_its_worker_outlived_counts_no_more() -> None:

@@ -38,22 +38,6 @@ def test_a_worker_is_ineligible_until_its_first_state(lab: Lab) -> None:
     assert lab.why_not("new") is IneligibleReason.ELIGIBLE
 
 
-def test_a_broken_stream_takes_effect_at_once_and_so_does_its_return(lab: Lab) -> None:
-    lab.pool.disconnected("a")
-    assert lab.why_not("a") is IneligibleReason.DISCONNECTED
-    assert not lab.pool.is_live("a")
-    lab.tell("a")
-    assert lab.why_not("a") is IneligibleReason.ELIGIBLE
-
-
-def test_a_silent_worker_is_ineligible_until_its_next_heartbeat(lab: Lab) -> None:
-    lab.clock.now += SILENT_S + 0.1
-    assert lab.why_not("a") is IneligibleReason.SILENT
-    lab.tell("a")
-    assert lab.why_not("a") is IneligibleReason.ELIGIBLE
-    assert lab.why_not("b") is IneligibleReason.SILENT
-
-
 def test_a_worker_that_speaks_more_often_is_missed_sooner(lab: Lab) -> None:
     lab.tell("a", heartbeat_ms=1000)
     lab.tell("b")  # version without a heartbeat interval
@@ -72,18 +56,6 @@ def test_a_heartbeat_without_news_keeps_the_last_state(lab: Lab) -> None:
     assert lab.why_not("a") is IneligibleReason.ELIGIBLE
     assert lab.why_not("b") is IneligibleReason.SILENT
     assert lab.pool.snapshot().queued_tokens[0] == 100
-
-
-def test_own_dispatches_count_until_acknowledged(lab: Lab) -> None:
-    lab.tell("a", queued_prefill_tokens=100)
-    lab.pool.book("a", seq=7, tokens=50)
-    lab.pool.book("a", seq=9, tokens=30)
-    assert lab.queued("a") == 180
-    lab.tell("a", queued_prefill_tokens=150, acked={"router": 7})
-    assert lab.queued("a") == 180
-    lab.tell("a", queued_prefill_tokens=180, acked={"router": 9, "other": 99})
-    assert lab.queued("a") == 180
-    assert lab.pool.load.unacknowledged(lab.pool.members["a"]) == 0
 
 
 def test_an_unacknowledged_dispatch_expires(lab: Lab) -> None:
