@@ -56,6 +56,26 @@ def test_disk_has_room_for_all_models_of_a_pod() -> None:
     assert there["emptyDir"] == {"sizeLimit": "45Gi"}
 
 
+@pytest.mark.parametrize(
+    ("values", "writes"),
+    [
+        ({"diskCache": {"type": "pvc", "existingClaim": "mine"}}, True),
+        ({"diskCache": {"type": "ephemeral"}}, True),
+        ({"model": "hf://a/b", "storage": {"type": "perPod"}}, True),
+        ({"model": "hf://a/b"}, False),
+        ({"model": "pvc://models", "storage": {"type": "pvc"}}, False),
+        ({"diskCache": {"type": "emptyDir"}}, False),
+    ],
+)
+def test_claims_are_writable_for_the_group_of_their_pods(values: dict[str, Any], writes: bool) -> None:
+    """A new volume is root's. On OpenShift the namespace has a group of its own."""
+    for openshift in (False, True):
+        rendered = render(inline=json.dumps({"openshift": openshift, "workers": {"pools": {"default": values}}}))
+        for pod in rendered.pods_of("worker"):
+            assert pod.spec["securityContext"].get("fsGroup") == (10001 if writes and not openshift else None)
+            assert pod.spec["securityContext"]["runAsNonRoot"]
+
+
 def test_places_are_off_by_default_and_host_memory_is_a_setting() -> None:
     for pod in render().pods_of("worker"):
         assert not [name for name in environment(pod.containers[0]) if "_CACHE_GIB" in name or "DISK_CACHE" in name]

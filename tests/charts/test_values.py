@@ -202,7 +202,7 @@ workers:
     chosen: {model: 'hf://org/name-GGUF:Q4_K_M@v1'}
     image: {model: 'oci://registry.example/model:1'}
     file: {model: 'file:///models/mine'}
-    gpus: {model: 'hf://org/large', device: cuda, tensorParallel: 4, gpu: {count: 4}}
+    gpus: {model: 'hf://org/large', device: cuda, tensorParallel: 4, gpu: {count: 4}, attention: top_k}
 """
 
 

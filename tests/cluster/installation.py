@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.cluster.in_pods import METRICS
 from tests.cluster.kube import Kube, Object
 from tests.programs import CHART
 
@@ -61,6 +62,11 @@ class Installation:
     def pods(self, component: str) -> list[Object]:
         """A component's pods."""
         return self.kube.pods(component, self.release)
+
+    def metric(self, pod: Object, series: str) -> float:
+        """The sum of a pod's samples whose names and labels begin so."""
+        lines = self.kube.exec(pod["metadata"]["name"], "python", "-c", METRICS).splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(series))
 
     def redis(self, command: str) -> str:
         """The bundled Redis's answer to a command."""

@@ -143,9 +143,6 @@ workers.pools: at least one pool is needed
 {{- else if $pool.engineArgs }}
 {{ $where }}.engineArgs: are vLLM's; also set engine: vllm
 {{- end -}}
-{{- if and (hasPrefix "top_k" $pool.attention) (eq (include "ryzanstein.worker.device" $pool) "cuda") }}
-{{ $where }}.attention: top_k is for CPUs; take dense or window(sinks, window)
-{{- end -}}
 {{- $gpus := include "ryzanstein.worker.gpus" $pool | int64 -}}
 {{- $ranks := include "ryzanstein.worker.ranks" $pool | int64 -}}
 {{- if and $gpus (lt $gpus $ranks) }}

@@ -220,14 +220,23 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* The pool with its GPUs among the resources. */}}
+{{/* Whether pods write to claims, which belong to root until fsGroup lets a group write. Empty or "true". */}}
+{{- define "ryzanstein.worker.fills" -}}
+{{- $fetched := and (include "ryzanstein.pool.fetches" .) (has .storage.type (list "pvc" "perPod" "ephemeral")) -}}
+{{- if or $fetched (has .diskCache.type (list "pvc" "ephemeral")) }}true{{ end -}}
+{{- end }}
+
+{{/* The pool with its GPUs among the resources, and a group that may write to its claims: (list $ pool). */}}
 {{- define "ryzanstein.worker.config" -}}
-{{- $pool := deepCopy . -}}
-{{- $gpus := include "ryzanstein.worker.gpus" . | int64 -}}
+{{- $pool := deepCopy (index . 1) -}}
+{{- $gpus := include "ryzanstein.worker.gpus" $pool | int64 -}}
 {{- if $gpus -}}
-{{- $_ := mergeOverwrite $pool (dict "resources" (dict "limits" (dict .gpu.resourceName $gpus))) -}}
+{{- $_ := mergeOverwrite $pool (dict "resources" (dict "limits" (dict $pool.gpu.resourceName $gpus))) -}}
 {{- end -}}
-{{- with .gpu.resourceClaims -}}
+{{- if and (include "ryzanstein.worker.fills" $pool) (not (index . 0).Values.openshift) -}}
+{{- $_ := set $pool "securityContext" (merge $pool.securityContext (dict "fsGroup" 10001)) -}}
+{{- end -}}
+{{- with $pool.gpu.resourceClaims -}}
 {{- $claims := list -}}
 {{- range . -}}
 {{- $claims = append $claims (dict "name" .name) -}}
