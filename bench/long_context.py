@@ -6,6 +6,8 @@ The beginning of a text, with facts planted at ten depths, is computed as a prom
 one as decodes, in every mode over the same keys. In their place, a question and its answer are decodes as well: a fact
 counts as retrieved if each token of its answer is the likeliest one. Without `--text` the texts are sources of Python's
 standard library.
+
+All modes decode the same tokens, so the cost of a mode is the mean of differences by token, with its standard error.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from bench.evaluation.forced import ForcedModel
 from bench.evaluation.report import replace_between
@@ -57,9 +61,20 @@ class Quality:
 
     length: int
     mode: AttentionMode
-    perplexity: float
+    losses: Tensor  # [n] of the forced tokens of all texts
     n_retrieved: int
     n_facts: int
+
+    @property
+    def perplexity(self) -> float:
+        """That of all texts."""
+        return math.exp(float(self.losses.mean()))
+
+    def cost(self, dense: Quality) -> str:
+        """The perplexity, relative to that of dense attention, with the standard error."""
+        differences = self.losses - dense.losses
+        error = float(differences.std()) / math.sqrt(len(differences))
+        return f"{100 * math.expm1(float(differences.mean())):+.1f} ± {100 * error:.1f} %"
 
 
 def library_text() -> str:
@@ -89,15 +104,15 @@ class Measuring:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def measure(self, token_ids: Sequence[int], facts: Sequence[Fact], forced: int) -> Iterator[tuple[float, int]]:
-        """Yield the mean loss of the last `forced` tokens, and the number of retrieved facts, in each mode."""
+    def measure(self, token_ids: Sequence[int], facts: Sequence[Fact], forced: int) -> Iterator[tuple[Tensor, int]]:
+        """Yield the losses [forced] of the last tokens, and the number of retrieved facts, in each mode."""
         room = max(forced + 1, _QUESTION)  # the decode of the first row draws the first forced token
         prompt = [*self.start, *self._planted(token_ids[:-room], facts)]
         text = [*prompt, *token_ids[-room:][: forced + 1]]
         self.model.prefill(prompt)
         for mode in self.modes:
-            loss = self._loss(text, len(prompt), mode)
-            yield loss, sum(self._answers(prompt, fact, mode) for fact in facts)
+            losses = self._losses(text, len(prompt), mode)
+            yield losses, sum(self._answers(prompt, fact, mode) for fact in facts)
 
     def _planted(self, token_ids: Sequence[int], facts: Sequence[Fact]) -> list[int]:
         """As many tokens of a text, with the facts at even depths."""
@@ -109,13 +124,10 @@ class Measuring:
             text += [*token_ids[low : (low + high) // 2], *sentence, *token_ids[(low + high) // 2 : high]]
         return text
 
-    def _loss(self, text: Sequence[int], n_prompt: int, mode: AttentionMode) -> float:
-        loss, at = 0.0, n_prompt + 1
-        for logits in self.model.decodes(text[:-1], n_prompt, mode):
-            for row in logits.log_softmax(-1):
-                loss -= float(row[text[at]])
-                at += 1
-        return loss / (at - n_prompt - 1)
+    def _losses(self, text: Sequence[int], n_prompt: int, mode: AttentionMode) -> Tensor:
+        rows = [logits.log_softmax(-1) for logits in self.model.decodes(text[:-1], n_prompt, mode)]
+        drawn = torch.tensor(text[n_prompt + 1 :]).unsqueeze(1)
+        return -torch.cat([row.gather(1, ids) for row, ids in zip(rows, drawn.split(len(rows[0])), strict=True)])[:, 0]
 
     def _answers(self, text: list[int], fact: Fact, mode: AttentionMode) -> bool:
         question, whole = self.encode(fact.question.rstrip()), self.encode(fact.question + fact.code)
@@ -143,7 +155,7 @@ def table(results: Sequence[Quality]) -> str:
         own = [next(one for one in results if (one.mode, one.length) == (mode, length)) for length in lengths]
         dense = [next(one for one in results if (one.mode.name, one.length) == ("dense", length)) for length in lengths]
         cells = [
-            f"{one.perplexity:.3f} ({one.perplexity / base.perplexity - 1:+.1%})"
+            f"{one.perplexity:.3f}" + (f" ({one.cost(base)})" if one is not base else "")
             for one, base in zip(own, dense, strict=True)
         ]
         lines.append(f"| `{mode}` | {' | '.join([*cells, *(f'{one.n_retrieved} of {one.n_facts}' for one in own)])} |")
@@ -187,7 +199,7 @@ def main(
         of_texts = [list(measuring.measure(part, make_facts(seed), forced)) for part in parts]
         for mode, *of_mode in zip(chosen, *of_texts, strict=True):
             losses, n_retrieved = zip(*of_mode, strict=True)
-            results.append(Quality(size, mode, math.exp(sum(losses) / texts), sum(n_retrieved), texts * DEPTHS))
+            results.append(Quality(size, mode, torch.cat(losses), sum(n_retrieved), texts * DEPTHS))
         typer.echo(f"{size:,} tokens: {time.monotonic() - began:.0f} s", err=True)
     written = table(results)
     print(written)
