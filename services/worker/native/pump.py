@@ -85,8 +85,9 @@ class StepPump:
             accepted = self.scheduler.counters.accepted_tokens.total()
             outputs = self.scheduler.apply(result)
             accepted = self.scheduler.counters.accepted_tokens.total() - accepted
-            seconds = now - max(step.planned_at, self._last_result)
-            wait_s = result.times.wait / 1e6 if step.planned_at >= self._last_result else 0.0
+            wait_s = result.times.wait / 1e6 if step.waited else 0.0
+            began = self._last_result if step.waited else max(step.planned_at, self._last_result)
+            seconds = max(0.0, now - began - wait_s)
             cost = self._step_timer.returned(step.load, seconds, accepted, wait_s)
             self._last_result = now
             self._adapt()

@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from services.common.fitted_line import FittedLine
+from services.worker.native.draft_budget import AT_MOST, DraftBudget
 from services.worker.scheduling.prefill_budget import PrefillBudget
 from services.worker.scheduling.speculation import DraftCost
 from services.worker.scheduling.step_builder import StepLoad
@@ -15,7 +16,6 @@ _WEIGHT = 0.1  # weight of the newest step in the moving averages
 _UP, _DOWN = 0.05, 0.2  # weights of the EWMA of decode times: slow up, because delays are exceptions, fast down
 # The same of the times that drafts are judged by: while there are drafts, only few steps correct one that is too long.
 _PLAIN_DOWN = 0.5
-_AT_MOST = 8.0  # a step counts for at most this multiple of the average, because delays are exceptions
 _MIN_PREFILL_ROWS = 16  # a step with fewer prefill rows does not measure the prefill speed
 _MIN_STEP_S = 0.016  # the plan after a shorter step is sent at once, because timers are not exact enough
 # Number of decode steps by which prompts may lengthen a step: pauses stay below five times the usual, also while the
@@ -26,16 +26,6 @@ _BEYOND_S = 0.008  # seconds by which long steps may be lengthened in addition
 # pause to a reader, and one with prompts costs 10 ms whatever it holds: paced by two steps, 64 prompts waited 7.5 s.
 LEAST_PROMPT_S = {"cpu": 0.0, "cuda": 0.05}
 _PROMPT_STEPS = 30.0  # number of recent steps from which the cost of prompts is learnt
-_LEARNT = 1 / 30  # share of the older steps with proposals that is forgotten with each new one
-_FORGOTTEN = 1 / 100  # and with each step without any
-_WAIT_FORGOTTEN = 1 / 300  # the same of the wait, which changes less
-_PRIOR_ROWS = 8.0
-_PLAIN_STEPS = 8  # steps without proposals that are measured before the first with some
-_REMEASURED_AFTER = 64  # steps with proposals
-_REMEASURED = 2  # steps without proposals that follow them; the first of these is not planned ahead
-_JUDGED = 8.0  # steps, at least, by which drafts are judged together
-_PAUSE = 64  # steps without proposals, after steps with some that lost time
-_WAIT_S = DraftCost().wait_s  # before it is measured, and at least
 _ENOUGH_STEPS, _ENOUGH_SPREAD = 10.0, 0.25  # steps, and their relative spread, needed to learn the fixed part
 _LEAST_SLOPE = 1 / 64  # smaller slopes, relative to the mean cost of a row, are noise
 _FEW_KEYS = 256  # keys per row on average: prompts up to it measure the cost of a row, others that of a key
@@ -51,56 +41,6 @@ class StepCost:
     n_prefill_rows: int
 
 
-@dataclass(slots=True)
-class _Drafting:
-    """Cost and gain of drafts in steps of about the same number of decodes: with more, a proposal costs more.
-
-    Sums decay.
-    """
-
-    draft_s: float = 0.0  # seconds that proposals added
-    draft_rows: float = 0.0  # and their number
-    n_steps: int = 0  # with proposals
-    n_plain: int = _PLAIN_STEPS  # steps without, which have to come first
-    wait_s: float = _WAIT_S  # seconds for which the ranks wait for a plan that waits for a result
-    judged: float = 0.0  # number of steps with proposals, or whose plan waited for some in vain
-    spent_s: float = 0.0  # seconds of these steps and of the waits for them
-    plain_s: float = 0.0  # seconds that their tokens would have taken without proposals
-
-    def learn(self, n_proposals: int, added_s: float) -> None:
-        """Learn from a step with proposals."""
-        self.forget(_LEARNT)
-        self.draft_s += added_s
-        self.draft_rows += n_proposals
-        self.n_steps += 1
-        if self.n_steps % _REMEASURED_AFTER == 0:
-            self.n_plain = max(self.n_plain, _REMEASURED)
-
-    def plain(self) -> None:
-        """A step without proposals was measured. A cost that prevents proposals is measured again in time."""
-        self.forget(_FORGOTTEN)
-        self.wait_s += _WAIT_FORGOTTEN * (_WAIT_S - self.wait_s)
-        self.n_plain = max(0, self.n_plain - 1)
-
-    def forget(self, share: float) -> None:
-        """Weigh what was learnt less."""
-        self.draft_s *= 1 - share
-        self.draft_rows *= 1 - share
-
-    def judge(self, wait_s: float, spent_s: float, plain_s: float) -> None:
-        """Learn what became of a step whose plan waited; drafts pause where they lose, whatever the reason."""
-        self.wait_s = _blend(self.wait_s, min(wait_s, _AT_MOST * self.wait_s))
-        self.judged = self.judged * (1 - _LEARNT) + 1
-        self.spent_s = self.spent_s * (1 - _LEARNT) + spent_s
-        self.plain_s = self.plain_s * (1 - _LEARNT) + plain_s
-        if self.judged >= _JUDGED and self.spent_s > self.plain_s:
-            self.n_plain, self.judged, self.spent_s, self.plain_s = _PAUSE, 0.0, 0.0, 0.0
-
-    def proposal_s(self, prior_s: float) -> float:
-        """Seconds that a proposal adds; `prior_s` where little was learnt."""
-        return (self.draft_s + _PRIOR_ROWS * prior_s) / (self.draft_rows + _PRIOR_ROWS)
-
-
 class StepTimer:
     """Times the steps of one pipeline. A step lasts from its start on the ranks to its result."""
 
@@ -113,7 +53,8 @@ class StepTimer:
         self._prefill_s = 0.0  # average seconds of these steps
         self._decode_s: dict[int, float] = {}  # usual seconds of a decode step, by the bit length of its decodes
         self._plain_s: dict[int, float] = {}  # the same by the number of its decodes, which judges drafts
-        self._drafting: defaultdict[int, _Drafting] = defaultdict(_Drafting)  # by the bit length of the decodes
+        # By the bit length of the decodes: with more, a proposal costs more.
+        self._drafts: defaultdict[int, DraftBudget] = defaultdict(DraftBudget)
         self._prompts = FittedLine(_PROMPT_STEPS)  # seconds that prompts add to a step, without their keys, by rows
         self._key_s = 0.0  # seconds that a key of a prefill row adds
 
@@ -129,7 +70,7 @@ class StepTimer:
     def returned(self, step: StepLoad, seconds: float, n_accepted: int = 0, wait_s: float = 0.0) -> StepCost:
         """Learn from a step that took `seconds`, and of whose proposals `n_accepted` stood.
 
-        `wait_s`: the ranks waited so long for its plan, which waited for a result; 0: it did not.
+        `wait_s`: before that the ranks waited so long for its plan, which waited for a result; 0: it did not.
         """
         if not step.n_rows:
             return StepCost(seconds, 0, 0)  # admissions alone
@@ -138,52 +79,53 @@ class StepTimer:
         if step.n_prefill_rows >= _MIN_PREFILL_ROWS:
             expected_s = step.n_rows / self.prefill_tokens_per_s if self._prefill_s else seconds
             self._prefill_rows = _blend(self._prefill_rows, step.n_rows)
-            self._prefill_s = _blend(self._prefill_s, max(min(seconds, _AT_MOST * expected_s), 1e-6))
+            self._prefill_s = _blend(self._prefill_s, max(min(seconds, AT_MOST * expected_s), 1e-6))
             decodes_s = min(self._step_s(n_decodes), seconds / 2) if n_decodes else 0.0
             self._learn_prompt(step, seconds - decodes_s)
         elif step.n_prefill_rows == 0:
-            token_ms = seconds * 1e3 * n_decodes / (n_decodes + n_accepted)
-            at_most_ms = _AT_MOST * self.decode_step_ms or token_ms
+            token_ms = (wait_s + seconds) * 1e3 * n_decodes / (n_decodes + n_accepted)
+            at_most_ms = AT_MOST * self.decode_step_ms or token_ms
             self.decode_step_ms = _blend(self.decode_step_ms, min(token_ms, at_most_ms))
-            size, undrafted_s = n_decodes.bit_length(), self._undrafted_s(n_decodes)
-            if undrafted_s and wait_s:
-                plain_s = undrafted_s * (n_decodes + n_accepted) / n_decodes
-                self._drafting[size].judge(wait_s, min(seconds + wait_s, _AT_MOST * plain_s), plain_s)
+            self._judge(step, n_decodes, seconds, n_accepted, wait_s)
             if step.n_proposals:
-                self._learn_draft(step, n_decodes, seconds - undrafted_s)
                 return StepCost(seconds, step.n_rows, 0)
-            self._drafting[size].plain()
+            size = n_decodes.bit_length()
             self._decode_s[size] = _usual(self._decode_s.get(size, seconds), seconds)
             self._plain_s[n_decodes] = _usual(self._plain_s.get(n_decodes, seconds), seconds, _PLAIN_DOWN)
         return StepCost(seconds, step.n_rows, step.n_prefill_rows)
 
-    def _learn_draft(self, step: StepLoad, n_decodes: int, added_s: float) -> None:
-        """Learn the cost of proposals from what they added to a step's time."""
-        at_most_s = _AT_MOST * step.n_proposals * self._proposal_s(n_decodes)
-        self._drafting[n_decodes.bit_length()].learn(step.n_proposals, min(max(0.0, added_s), at_most_s))
+    def _judge(self, step: StepLoad, n_decodes: int, seconds: float, n_accepted: int, wait_s: float) -> None:
+        """Learn the cost of drafts, and what they gained or lost, from a step of decodes."""
+        drafts, undrafted_s = self._drafts[n_decodes.bit_length()], self._undrafted_s(n_decodes)
+        prior_s = self._proposal_prior_s(n_decodes)
+        if undrafted_s and (wait_s or step.n_proposals):
+            drafts.waited(wait_s, seconds, undrafted_s * (n_decodes + n_accepted) / n_decodes, prior_s)
+        if step.n_proposals:
+            drafts.learn(step.n_proposals, seconds - undrafted_s, prior_s)
+        else:
+            drafts.plain(seconds, prior_s)
 
     def draft_cost(self, n_decodes: int) -> DraftCost:
         """Cost of proposals in a step with `n_decodes` decodes; unknown while steps without any are measured.
 
         Gains are judged by the time of a step without proposals: a wrong one makes losses look like gains.
         """
-        drafting = self._drafting[n_decodes.bit_length()]
-        if n_decodes not in self._plain_s or drafting.n_plain:
+        if n_decodes not in self._plain_s:
             return DraftCost()
-        return DraftCost(self._undrafted_s(n_decodes), self._proposal_s(n_decodes), max(drafting.wait_s, _WAIT_S))
+        prior_s = self._proposal_prior_s(n_decodes)
+        return self._drafts[n_decodes.bit_length()].cost(self._undrafted_s(n_decodes), prior_s)
 
     def _undrafted_s(self, n_decodes: int) -> float:
         """Seconds of a step of decodes alone, or of one or two more: the first of a number may have been delayed."""
         seen = [self._plain_s[n] for n in range(n_decodes, n_decodes + 3) if n in self._plain_s]
         return min(seen, default=self._step_s(n_decodes))
 
-    def _proposal_s(self, n_decodes: int) -> float:
-        """Seconds that a proposal adds: as a row of a prompt does, while there were none lately.
+    def _proposal_prior_s(self, n_decodes: int) -> float:
+        """Seconds that a proposal adds while there were none lately: as many as a row of a prompt.
 
         On CPUs a draft is computed as a piece of a prompt is; elsewhere its rows cost somewhat more, which is learnt.
         """
-        prior_s = self._prompt_s()[1] or self._step_s(n_decodes) / 8
-        return self._drafting[n_decodes.bit_length()].proposal_s(prior_s)
+        return self._prompt_s()[1] or self._step_s(n_decodes) / 8
 
     def _learn_prompt(self, step: StepLoad, seconds: float) -> None:
         """Learn the cost of prompts from `seconds`, the part of a step's time that its prompts added."""
@@ -193,7 +135,7 @@ class StepTimer:
             self._key_s = _blend(self._key_s, (seconds - expected_s) / step.n_keys)
         else:
             without_keys = max(seconds - self._key_s * step.n_keys, seconds / 4)
-            at_most_s = _AT_MOST * expected_s or without_keys
+            at_most_s = AT_MOST * expected_s or without_keys
             self._prompts.learn(step.n_prefill_rows, min(without_keys, at_most_s))
 
     def _prompt_s(self) -> tuple[float, float]:

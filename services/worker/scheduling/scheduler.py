@@ -52,8 +52,7 @@ class Scheduler:
         self.prefill_budget = PrefillBudget(config.max_batched_tokens)  # for prompts in a step that also decodes
         self.share_min_tokens = 64  # a shorter prefix is computed again, because waiting costs about a step
         self.speculator = Speculator(config, self.counters)
-        self._events = events
-        self._clock = clock
+        self._events, self._clock = events, clock
         self._next_step = self._next_arrival = 0
         self._reset()
 
@@ -71,6 +70,7 @@ class Scheduler:
         self._deferred: dict[Request, None] = {}
         self._lingering: dict[Request, None] = {}  # not running, but a plan in flight refers to their blocks
         self._slots = Slots(config.max_running)
+        self._waits = False  # the next plan waits for the result of the one in flight
         self.in_flight: deque[PlannedStep] = deque()  # steps without a result yet, oldest first; others only read it
 
     # -- state -----------------------------------------------------------------------------------------------
@@ -161,7 +161,9 @@ class Scheduler:
         if len(self.in_flight) >= self.config.max_in_flight:
             return None
         if self.in_flight and (self.in_flight[-1].proposes or self._choose_drafts()):
-            return None  # the tokens in flight are worth waiting for: proposals follow from them
+            self._waits = True  # the tokens in flight are worth waiting for: proposals follow from them
+            return None
+        waited, self._waits = self._waits, False
         builder = StepBuilder(self.config, self._prefixes.snapshots)
         prefills = self._plan_decodes(builder)
         if builder.work:
@@ -172,7 +174,7 @@ class Scheduler:
             return None
         plan = builder.finish(self._next_step, self._slots.released)
         self._slots.released.clear()
-        self.in_flight.append(builder.planned(plan, self._clock()))
+        self.in_flight.append(builder.planned(plan, self._clock(), waited=waited))
         self._next_step += 1
         self._events.flush()
         return plan
@@ -302,8 +304,7 @@ class Scheduler:
         if self._lingering:  # blocks and slots become free already, when plans return
             return False
         lesser = [request for request in self._running if request.priority > head.priority]
-        victim = choose_victim(lesser, self.ledger)
-        if victim is None:
+        if (victim := choose_victim(lesser, self.ledger)) is None:
             return False
         self._preempt(victim)
         return not self._lingering
@@ -376,9 +377,8 @@ class Scheduler:
         """Free the blocks and the slot of a request without plans in flight; queue it again if it was preempted."""
         self._lingering.pop(request, None)
         self._pool.release(request.blocks)
-        request.blocks = []
         self._slots.give_back(request.slot)
-        request.slot = -1
+        request.blocks, request.slot = [], -1
         if request.status is Status.RETIRING:
             request.restart()
             self._queue.push(request)

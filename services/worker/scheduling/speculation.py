@@ -27,7 +27,7 @@ from services.worker.scheduling.fairness import PREFILL_COST, TenantLedger
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.step_builder import StepBuilder
 
-_MOST = 31  # proposals of a request in a step
+MOST_PROPOSALS = 31  # a request's in a step
 # `bench.speculation` shows gains up to here; with many more, the search alone costs: some 8 us a request and step.
 _MOST_RUNNING = 16
 # After a search that finds nothing, there is none for a step for each so many requests: it would only cost.
@@ -186,7 +186,7 @@ class Speculator:
 
     def _drafts(self, request: Request) -> Sequence[Draft]:
         drafts, n_tokens = request.drafts, len(request.token_ids)
-        most = min(_MOST, request.limit - n_tokens - 1)
+        most = min(MOST_PROPOSALS, request.limit - n_tokens - 1)
         if drafts is None or most < 1:
             return ()
         if drafts.untried is not None and n_tokens > drafts.seen:

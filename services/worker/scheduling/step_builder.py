@@ -46,6 +46,7 @@ class PlannedStep:
     load: StepLoad
     planned_at: float
     saves: Sequence[Reserved] = ()
+    waited: bool = False  # its plan waited for the result before, for proposals, perhaps in vain
 
     @property
     def proposes(self) -> bool:
@@ -195,12 +196,12 @@ class StepBuilder:
             self.saves += self.snapshots.reserve(request, start, start + n_rows)
         self.work.append((request, Chunk(request.slot, start, n_rows, draws, new_blocks, proposals)))
 
-    def planned(self, plan: StepPlan, now: float) -> PlannedStep:
+    def planned(self, plan: StepPlan, now: float, *, waited: bool) -> PlannedStep:
         """The scheduler's record of the step until its result comes."""
         load = StepLoad.of(
             plan.chunks, math.ceil(sum(self._tower_cost(work.frame, work.n_layers) for work in plan.tower))
         )
-        return PlannedStep(plan.step, self.work, self.encoding, load, now, self.saves)
+        return PlannedStep(plan.step, self.work, self.encoding, load, now, self.saves, waited or load.n_proposals > 0)
 
     def finish(self, step: int, released: list[int]) -> StepPlan:
         """The plan for the ranks."""

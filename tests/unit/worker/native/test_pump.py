@@ -50,3 +50,14 @@ async def test_the_wait_of_the_ranks_for_proposals_is_part_of_their_cost() -> No
     assert (True, 0.003) in timer.waits
     assert (True, 0.0) not in timer.waits
     assert (False, 0.0) in timer.waits, "steps that are planned ahead"
+
+
+async def test_a_plan_that_is_late_waited_for_no_draft() -> None:
+    harness, timer, plans = Harness(clock=time.monotonic), SteadyTimer(), list[StepPlan]()
+    pump = StepPump(harness.scheduler, timer, 1.0, plans.append, lambda _: None, lambda *_: None, lambda: None)
+    harness.submit([5, 6, 7], max_tokens=20)
+    pump.kick()
+    await asyncio.sleep(0)
+    while plans:
+        pump.on_result(replace(harness.ranks.execute(plans.pop(0)), times=StepTimes(wait=3000)))
+    assert timer.waits == {(False, 0.0)}

@@ -192,7 +192,7 @@ def test_cost_of_proposals_is_the_time_added_to_a_step() -> None:
     assert at_first.decode_s == pytest.approx(0.010)
     for _ in range(200):
         timer.returned(StepLoad.of([DRAFTED]), 0.018, n_accepted=2, wait_s=0.003)
-    assert timer.decode_step_ms == pytest.approx(6.0)  # routers see the time of a token
+    assert timer.decode_step_ms == pytest.approx(7.0)  # routers see the time of a token, the wait included
     decoded(timer, 1, 10.0, steps=2)
     assert timer.draft_cost(1).proposal_s == pytest.approx(0.002, rel=0.05)
     assert timer.draft_cost(1).wait_s == pytest.approx(0.003, rel=0.05)
@@ -216,7 +216,7 @@ def test_steps_without_proposals_are_measured_first_and_from_time_to_time() -> N
     drafted = [DRAFTED, *(Chunk(i, 9, 1, draws=True) for i in range(1, 16))]
     n_steps = 0
     while timer.draft_cost(16).decode_s:
-        timer.returned(StepLoad.of(drafted), 0.030, n_accepted=1)
+        timer.returned(StepLoad.of(drafted), 0.024, n_accepted=4)
         n_steps += 1
     assert n_steps == 64
     decoded(timer, 16, 20.0, steps=2)
@@ -230,9 +230,9 @@ def test_cost_of_proposals_depends_on_the_number_of_decodes() -> None:
     decodes = [Chunk(i, 9, 1, draws=True) for i in range(1, 16)]
     for _ in range(60):
         timer.returned(StepLoad.of([DRAFTED]), 0.006, n_accepted=1)
-        timer.returned(StepLoad.of([DRAFTED, *decodes]), 0.028, n_accepted=1)
+        timer.returned(StepLoad.of([DRAFTED, *decodes]), 0.024, n_accepted=4)
     assert timer.draft_cost(1).proposal_s == pytest.approx(0.00025, rel=0.2)
-    assert timer.draft_cost(16).proposal_s == pytest.approx(0.002, rel=0.2)
+    assert timer.draft_cost(16).proposal_s == pytest.approx(0.001, rel=0.2)
 
 
 def test_drafts_pause_where_their_steps_lose_time() -> None:
@@ -246,10 +246,11 @@ def test_drafts_pause_where_their_steps_lose_time() -> None:
         timer.returned(StepLoad.of([DRAFTED]), 0.018, n_accepted=0, wait_s=0.001)
         n_steps += 1
     assert 1 < n_steps < 20
-    decoded(timer, 1, 10.0, steps=63)
-    assert not timer.draft_cost(1).decode_s
-    decoded(timer, 1, 10.0)
-    assert timer.draft_cost(1).decode_s
+    n_steps = 0
+    while not timer.draft_cost(1).decode_s:
+        decoded(timer, 1, 10.0)
+        n_steps += 1
+    assert 20 < n_steps < 200
 
 
 def test_drafts_pause_where_waits_are_in_vain() -> None:
