@@ -143,6 +143,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
     faults: list[Fault] = field(default_factory=list)
     step_s: float = 0.0
     prefill_s: float = 0.0  # before the first token, while the prompt moves on
+    reports: bool = True  # False: a version that says nothing of requests that move on without outputs
     tokens_per_step: int = 1
     sizes: Sequence[int] = ()  # tokens of a request's steps, over and over; empty: tokens_per_step
     cached_tokens: int = 0
@@ -243,7 +244,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
 
     async def _beat(self, out: Out) -> None:
         while True:
-            out.put_nowait(worker_pb2.StepOutputs(heartbeat=True, reports_progress=True))
+            out.put_nowait(worker_pb2.StepOutputs(heartbeat=True, reports_progress=self.reports))
             await asyncio.sleep(BEAT_S)
 
     async def _read(self, messages, running, out) -> None:
@@ -302,8 +303,9 @@ class Worker(worker_pb2_grpc.WorkerServicer):
         while loop.time() < end:
             await asyncio.sleep(BEAT_S)
             computed += 1
-            progress = {"request_id": submit.request_id, "attempt": submit.attempt, "computed_tokens": computed}
-            out.put_nowait(worker_pb2.Progress(**progress))
+            if self.reports:
+                progress = {"request_id": submit.request_id, "attempt": submit.attempt, "computed_tokens": computed}
+                out.put_nowait(worker_pb2.Progress(**progress))
 
     async def _announce(self, submit: worker_pb2.Submit, out: Out) -> None:
         if submit.trial_tokens and self.announce_trials:
