@@ -1,6 +1,7 @@
-"""The picture of a plan in docs/plan.md: an office's day on a slow machine, and on one that is twice as fast.
+"""The plan of docs/plan.md: an office's day on a slow machine, and on one that is twice as fast.
 
-python docs/pictures/plan.py docs/pictures/plan.svg
+python docs/pictures/plan.py --picture docs/pictures/plan.svg
+python docs/pictures/plan.py --policy cost --policy round_robin
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def day() -> str:
     return "\n".join(rows) + "\n"
 
 
-def draw(path: str) -> None:
-    """Write the SVG."""
+def plan(options: Sequence[str]) -> None:
+    """Print the plan, with more options of `ryzanstein plan`."""
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "day.csv"
         trace.write_text(day())
@@ -53,8 +54,8 @@ def draw(path: str) -> None:
             curves += ["--curve", str(file)]
         targets = ("--target", "first_token_p95=40s", "--target", "pace_p95=1s", "--most", "10")
         command = [sys.executable, "-m", "services.planner", str(trace), *curves, *targets]
-        subprocess.run([*command, "--picture", path], check=False)  # 1: an hour without a plan
+        subprocess.run([*command, *options], check=False)  # 1: an hour without a plan
 
 
 if __name__ == "__main__":
-    draw(sys.argv[1])
+    plan(sys.argv[1:])

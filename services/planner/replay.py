@@ -37,6 +37,8 @@ class Replayed:
     outcomes: Sequence[ReplayedRequest]  # in the order of arrivals
     busy_s: float  # seconds of steps, summed over workers
     span_s: float  # from the first arrival to the last token
+    computed: Sequence[int]  # tokens of prompts and answers that each worker computed
+    hit_tokens: int  # tokens of prompts that were cached at their worker
     too_long: int = 0  # requests that no worker of the kind could take
 
 
@@ -81,7 +83,9 @@ class VirtualFleet:
             self._run_until(self._wakes[0][0])
         busy_s = sum(worker.busy_s for worker in self._workers)
         outcomes = sorted(self._ended, key=lambda outcome: outcome.at)
-        return Replayed(outcomes, busy_s, self.now, self._too_long)
+        computed = tuple(worker.computed_tokens for worker in self._workers)
+        hit_tokens = sum(worker.scheduler.counters.prefix_hit_tokens for worker in self._workers)
+        return Replayed(outcomes, busy_s, self.now, computed, hit_tokens, self._too_long)
 
     def _run_until(self, until: float) -> None:
         while self._wakes and self._wakes[0][0] <= until:

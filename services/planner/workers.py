@@ -19,7 +19,7 @@ from services.worker.scheduling.config import SchedulerConfig
 from services.worker.scheduling.places import DEVICE_ONLY
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
-from services.worker.scheduling.step_builder import StepLoad
+from services.worker.scheduling.step_builder import StepLoad, prompt_tokens
 from services.worker.settings import DEFAULT_BATCHED_TOKENS, DEFAULT_KV_TOKENS
 from services.worker.simulated.curve import StepCurve
 
@@ -100,6 +100,7 @@ class ReplayWorker:
         self._free_at = self._last_result = 0.0
         self._plan_at = -1.0  # < 0: no plan is put off
         self._probe()
+        self._probed_tokens = self.timer.computed_tokens
 
     def _probe(self) -> None:
         """Measure a decode and prompts, as a worker does when it starts."""
@@ -109,6 +110,11 @@ class ReplayWorker:
             load = StepLoad(rows, rows, rows * rows / 2)
             self.timer.returned(load, curve.seconds(0, 0.0, rows, load.n_keys))
         self._adapt()
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens of prompts and answers that it has computed for requests."""
+        return self.timer.computed_tokens - self._probed_tokens
 
     @property
     def computes(self) -> bool:
@@ -220,7 +226,7 @@ class ReplayWorker:
             worker_id=self.worker_id,
             incarnation="virtual",
             phase=worker_pb2.PHASE_SERVING,
-            queued_prefill_tokens=scheduler.queued_prefill_tokens,
+            queued_prefill_tokens=scheduler.queued_prefill_tokens + prompt_tokens(scheduler.in_flight),
             running=scheduler.n_running,
             waiting=scheduler.n_waiting,
             prefill_tokens_per_s=timer.prefill_tokens_per_s,

@@ -29,7 +29,7 @@ _COUNTERS = {
 _GAUGES = {
     "running": ("running", "Requests being computed"),
     "waiting": ("waiting", "Requests waiting"),
-    "queued_prefill_tokens": ("queued_prefill_tokens", "Known tokens that no step covers yet"),
+    "queued_prefill_tokens": ("queued_prefill_tokens", "Known tokens that are not computed yet"),
     "kv_blocks_used": ("kv_blocks_used", "KV blocks held by requests"),
     "kv_blocks_cached": ("kv_blocks_cached", "KV blocks that are reusable and evictable"),
     "kv_blocks_capacity": ("kv_blocks_total", "Number of KV blocks"),  # Prometheus keeps _total for counters

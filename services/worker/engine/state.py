@@ -22,7 +22,7 @@ class EngineState:
     detail: str  # why the phase is not SERVING
     running: int = 0  # requests
     waiting: int = 0
-    queued_prefill_tokens: int = 0  # known tokens that no planned step covers
+    queued_prefill_tokens: int = 0  # known tokens that are not computed yet
     kv_blocks_used: int = 0
     kv_blocks_cached: int = 0  # reusable, evictable
     kv_blocks_total: int = 0

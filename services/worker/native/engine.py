@@ -39,6 +39,7 @@ from services.worker.process.failure import RanksFailedError
 from services.worker.protocol.plan import StepPlan, StepResult
 from services.worker.scheduling.request import Request
 from services.worker.scheduling.scheduler import Scheduler
+from services.worker.scheduling.step_builder import prompt_tokens
 
 INTERNAL = "internal"  # cause of a loss after an error in the server's own state, with healthy ranks
 
@@ -100,7 +101,7 @@ class NativeEngine(Engine):
             self._adapters.add_to(state) if self._adapters else state,
             running=running,
             waiting=len(self._live) - running,
-            queued_prefill_tokens=scheduler.queued_prefill_tokens,
+            queued_prefill_tokens=scheduler.queued_prefill_tokens + prompt_tokens(scheduler.in_flight),
             kv_blocks_used=scheduler.pool.used,
             kv_blocks_cached=scheduler.pool.cached,
             kv_blocks_total=scheduler.pool.total,

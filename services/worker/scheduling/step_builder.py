@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from services.worker.protocol.plan import Admission, Chunk, Frame, Save, StepPlan, TowerWork
@@ -52,6 +52,11 @@ class PlannedStep:
     def proposes(self) -> bool:
         """Whether a chunk has proposals: what follows is known with the result only."""
         return self.load.n_proposals > 0
+
+
+def prompt_tokens(steps: Iterable[PlannedStep]) -> int:
+    """Number of tokens of prompts that the steps compute."""
+    return sum(step.load.n_prefill_rows - step.load.n_encoded for step in steps)
 
 
 @dataclass(slots=True)

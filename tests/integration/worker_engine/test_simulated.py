@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncGenerator
 
@@ -90,6 +91,18 @@ async def test_text_decodes_to_words(model: SimulatedModel, engine: SimulatedEng
     text = Tokenizer.from_buffer(model.model.tokenizer_json).decode(answer.ids)
     assert all(word.isalpha() and word.isascii() for word in text.split())
     assert len(text.split()) >= 32
+
+
+async def test_prompt_counts_as_queued_until_computed(engine: SimulatedEngine) -> None:
+    """Routers would take a worker for idle while it computes a long prompt in one step."""
+    (prompt,) = prompts(1)
+    await complete(engine, ask(n=1))  # its ranks have started
+    engine.ranks.stall(0.3)
+    answer = submitted(engine, ask(prompt, n=2))
+    await asyncio.sleep(0.05)
+    assert (engine.state().queued_prefill_tokens, answer.ids) == (len(prompt), [])
+    await answer.until(10**9)
+    assert engine.state().queued_prefill_tokens == 0
 
 
 async def test_wrong_block_in_the_cache_changes_the_answer(model: SimulatedModel, engine: SimulatedEngine) -> None:

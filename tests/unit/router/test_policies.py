@@ -177,6 +177,15 @@ def test_equal_workers_share_arrivals_between_two_states() -> None:
     assert len(shares) == 4
 
 
+def test_of_equal_costs_the_fewest_requests_decide() -> None:
+    """One decode more costs 1.5 %, within what counts as equal: by chance, workers would idle next to busy ones."""
+    snapshot = snapshot_of([LabWorker(load=1), LabWorker(), LabWorker(load=1), LabWorker()])
+    costs = eligible_costs(snapshot, Query(100, 64))
+    assert costs.max() <= costs.min() * 1.02 + 1
+    chosen = {choose("cost", snapshot, Query(100, 64, request_key=hash64(f"r{i}"))) for i in range(100)}
+    assert chosen == {1, 3}
+
+
 def test_round_robin_takes_turns() -> None:
     snapshot = snapshot_of([LabWorker(), LabWorker(why_not=int(IneligibleReason.DRAINING)), LabWorker()])
     assert [choose("round_robin", snapshot, Query(1, turn=t)) for t in range(4)] == [0, 2, 0, 2]

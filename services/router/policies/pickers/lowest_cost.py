@@ -8,10 +8,11 @@ from services.router.policies.base import Amount, Candidates, Factor, Pick, Pick
 
 
 class LowestCost(Picker):
-    """The lowest cost; ties are broken by the request's hash, the same on every router.
+    """The lowest cost; of equal costs the fewest requests; of these one by the request's hash, as on every router.
 
     Close costs count as equal, since the states behind them are slightly out of date. A strict minimum would send all
-    requests between two states to one worker.
+    requests between two states to one worker. One request more hardly changes the cost of a decode, but its worker
+    computes prompts and decodes in turns, so an idle worker is better.
     """
 
     type: Literal["lowest_cost"] = "lowest_cost"
@@ -25,4 +26,6 @@ class LowestCost(Picker):
     def pick(self, candidates: Candidates) -> Pick:
         """One of the tied workers."""
         ties = (candidates.costs <= candidates.cheapest() * self.factor + self.ms).nonzero()[0]
+        load = candidates.snapshot.load[ties]
+        ties = ties[load == load[load.argmin()]]
         return Pick(int(ties[candidates.query.request_key % len(ties)]), "lowest cost")
