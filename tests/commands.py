@@ -110,7 +110,13 @@ NOT_TYPED = {
         ),
         "it needs a load that outlives workers": ("python -m bench.fallback",),
         "tests/integration/worker_server/test_pool.py starts it as the chart does": ("python -m services.worker.pool",),
-        "tests/unit/bench/test_commands.py runs it with few requests": ("python -m bench.fidelity",),
+        "tests/unit/bench/test_commands.py runs it with few requests": (
+            "python -m bench.fidelity",
+            "python -m bench.policies",
+        ),
+        "tests/e2e/test_documents.py runs it with four workers": (
+            "python -m bench.router --holders 1000 --seconds 2 --rate 0 --rounds 2",
+        ),
         "tests/unit/bench/test_fleet.py runs it with fewer workers": (
             "python -m bench.fleet --workers 100 --routers 1 --gateways 1 --rate 50 --seconds 20 --workload prefix",
             "python -m bench.fleet --sweep 10,100,300 --rate 20 --seconds 20 --workload prefix --out docs/scale.md",

@@ -73,7 +73,7 @@ def main(
     faults: Annotated[int | None, typer.Option(help="Strike meanwhile, in the order of this seed.")] = None,
     fault_every: Annotated[float, typer.Option(help="Seconds from one fault to the next.")] = 2.0,
     idle_seconds: Annotated[float, typer.Option(help="Seconds without requests before the load; 0: none.")] = 5.0,
-    out: Annotated[Path | None, typer.Option(help="Write the tables into this page.")] = None,
+    out: Annotated[Path | None, typer.Option(exists=True, help="Write the tables into this page.")] = None,
     lifecycles: Annotated[Path | None, typer.Option(help="Write inference-perf's reports into this folder.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
 ) -> None:

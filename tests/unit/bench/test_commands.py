@@ -36,6 +36,7 @@ SMALL = {
     ),
     "make_checkpoint": (["15m", "OUT"], ""),
     "neighbours": ([TINY, "--neighbour", TINY, "--rounds", "1", "--tokens", "16"], "a neighbour wakes"),
+    "policies": (["--workers", "2", "--rates", "1", "--seconds", "3"], "round_robin/first token p50"),
     "sleep": ([TINY, "--rounds", "1"], "first token"),
     "standstill": (["--seconds", "0.1"], ""),
     "tiers": (
