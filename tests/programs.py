@@ -56,6 +56,7 @@ PROGRAMS = {
         )
         for major in (3, 4)
     },
+    "bun": Program("npm install --global bun"),
     "git": Program("apt install git, in a clone of the repository", (), f"-C {ROOT} rev-parse HEAD", r"^\w{40}$"),
     "jaeger": Program("https://www.jaegertracing.io/download"),
     "kubectl": Program("https://kubernetes.io/docs/tasks/tools"),

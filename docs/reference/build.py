@@ -272,7 +272,7 @@ def parsers() -> str:
         "Made by `make reference`. The chat template chooses; `RYZANSTEIN_TOOL_PARSER` takes a name or another",
         "name. Tests read each row's examples, whole and cut at every position",
         "(`tests/unit/gateway/test_tool_parsers.py`, `tests/unit/gateway/test_reasoning.py`), and texts in the exact",
-        "form that a published sample or the model's chat template shows (`tests/unit/gateway/published_outputs.py`).",
+        "form of a published sample of the model's output (`tests/unit/gateway/published_outputs.py`).",
         "",
         "| parser | other names | models | a call | template has | form read from |",
         "|---|---|---|---|---|---|",
@@ -286,7 +286,7 @@ def parsers() -> str:
     lines += ["", "| reasoning of | begins | ends | template has | form read from |", "|---|---|---|---|---|"]
     for form in REASONING_FORMATS:
         signs = " and ".join(map(_code, form.signs))
-        source = sources["reasoning"].get(form.models, "template")
+        source = sources["reasoning"][form.models]
         lines.append(f"| {form.models} | {_code(form.begins[0])} | {_code(form.end)} | {signs} | {source} |")
     return "\n".join(lines) + "\n"
 
@@ -303,8 +303,9 @@ def clients() -> str:
         "# Clients",
         "",
         "Made by `make reference` from `docs/reference/clients.toml`. The nightly workflow installs and runs each of",
-        "them (`tests/e2e/test_clients.py`): a script through a library, a program without a terminal. The requests of",
-        "four coding agents are also a test of their own (`tests/integration/gateway/test_clients.py`).",
+        "them (`tests/e2e/test_clients.py`), if its row says nothing else: a script through a library, a program",
+        "without a terminal. The requests of four coding agents are also a test of their own",
+        "(`tests/integration/gateway/test_clients.py`).",
         "",
         "| client | version | API | what works |",
         "|---|---|---|---|",

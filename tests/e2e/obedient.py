@@ -52,9 +52,13 @@ class ObedientWorker(Worker):
         super().__post_init__()
         self._answers: dict[str, list[int]] = {}
 
+    def answer(self, prompt: str) -> str:
+        """The text of an answer."""
+        return answer(prompt)
+
     def _answer(self, submit: worker_pb2.Submit) -> list[int]:
         if submit.request_id not in self._answers:
-            self._answers[submit.request_id] = byte_level().encode(answer(text_of(submit.prompt_ids))).ids
+            self._answers[submit.request_id] = byte_level().encode(self.answer(text_of(submit.prompt_ids))).ids
         return self._answers[submit.request_id]
 
     def _id(self, submit: worker_pb2.Submit, index: int) -> int:

@@ -55,7 +55,7 @@ def message_format_of(
     control = model.control_tokens
     native = tools.native.special if tools is not None and not constrained else False
     special = native or (tags is not None and any(control.in_text(mark) for mark in tags.marks))
-    call_marks = tools.native.ends_reasoning if tools is not None and native else ()
+    call_marks = tools.native.ends_reasoning(tools.names) if tools is not None and native else ()
     return MessageFormat(tags, inside, new_calls, _finish(tools), special, call_marks)
 
 

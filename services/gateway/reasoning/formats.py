@@ -67,7 +67,7 @@ FORMATS = (
     ReasoningFormat("Solar Open 2", ("<|think:start|>",), "<|think:end|>", ("<|think:start|>",)),
     ReasoningFormat("Apertus", ("<|inner_prefix|>",), "<|inner_suffix|>", ("<|inner_prefix|>",), ("<|inner_suffix|>",)),
     ReasoningFormat("MiniMax M3", ("<mm:think>",), "</mm:think>", ("<mm:think>",), ("</mm:think>",)),
-    ReasoningFormat("Hunyuan 3", ("<think:opensource>",), "</think:opensource>", (":opensource",)),
+    ReasoningFormat("Hunyuan 3, 4", ("<think:opensource>",), "</think:opensource>", (":opensource",)),
     ReasoningFormat("Granite 3.3, ERNIE 4.5", _THINK, "</think>", ("<think>", "<response>"),
                     ("<response>", "</response>", "\n</response>")),
     ReasoningFormat("Hunyuan A13B", _THINK, "</think>", ("<think>", "<answer>"),

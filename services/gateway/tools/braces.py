@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from services.gateway.tools.calls import MalformedCallError, Parsed
+from services.gateway.tools.markup import Schemas, kind_of, read_value
 
 T = TypeVar("T")
 _HEAD = re.compile(r"\s*call:(?P<name>[^\s{}]+)\s*")
@@ -16,11 +17,12 @@ _HEAD = re.compile(r"\s*call:(?P<name>[^\s{}]+)\s*")
 class BracedCall:
     """Reads one call."""
 
-    def __init__(self, quote: str) -> None:
-        """`quote`: the mark on both sides of a text."""
+    def __init__(self, quote: str, schemas: Schemas) -> None:
+        """`quote`: the mark on both sides of a text, in which models also write numbers that a schema asks for."""
         self.begun = False
         self.complete = False
         self._quote = quote
+        self._schemas = schemas
         self._quoted = False
         self._text = ""
         self._depth = 0
@@ -45,8 +47,15 @@ class BracedCall:
         if tokens or not isinstance(value, dict):
             raise MalformedCallError("the arguments are no object")
         self.begun = self.complete = True
+        properties = self._schemas.get(match["name"], {}).get("properties") or {}
+        arguments = {key: _by_schema(argument, properties.get(key)) for key, argument in value.items()}
         parsed.begin(match["name"])
-        parsed.arguments(json.dumps(value, ensure_ascii=False))
+        parsed.arguments(json.dumps(arguments, ensure_ascii=False))
+
+
+def _by_schema(value: object, schema: object) -> object:
+    """A text as the number, boolean, array or object that the schema of its parameter asks for."""
+    return read_value(value) if isinstance(value, str) and kind_of(schema) == "other" else value
 
 
 def _tokens(text: str, quote: str) -> list[tuple[str, str]]:

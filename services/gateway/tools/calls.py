@@ -196,7 +196,11 @@ def _decoded(text: str) -> object:
 
 
 def _as_object(text: str) -> str:
-    """The arguments' JSON object: some models write it as a string, or null for no arguments."""
-    if text.startswith('"'):
-        return str(_decoded(text))
-    return "{}" if text == "null" else text
+    """The arguments' JSON object: some models write it as a string, or null for no arguments.
+
+    A string without an object remains a JSON string, so that clients can read it.
+    """
+    if text == "null":
+        return "{}"
+    inner = str(_decoded(text)).strip() if text.startswith('"') else text
+    return "{}" if not inner else inner if inner.startswith("{") else text

@@ -41,10 +41,10 @@ def input_arguments(given: Any, where: str) -> str:
 def input_of(arguments: str) -> str:
     """The input of a custom tool; arguments of another form are the input themselves."""
     try:
-        given = msgspec.json.decode(arguments, type=dict[str, Any])
+        given = msgspec.json.decode(arguments, type=dict[str, Any] | str)
     except (msgspec.DecodeError, RecursionError):
         return arguments
-    text = given.get("input")
+    text = given if isinstance(given, str) else given.get("input")
     return text if isinstance(text, str) else arguments
 
 

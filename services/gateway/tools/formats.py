@@ -15,13 +15,17 @@ from services.gateway.tools.parser import Body, CallFormat, OpenCall
 from services.gateway.tools.pythonic import PythonCalls
 
 
-def _headed(pattern: str, *, json: bool = False) -> Callable[[OpenCall], Body]:
-    head = Head(re.compile(pattern, re.DOTALL), json)
-    return lambda call: HeadedCall(head)
+def _headed(pattern: str, *, json: bool = False, numbered: bool = False) -> Callable[[OpenCall], Body]:
+    head = Head(re.compile(pattern, re.DOTALL), json, numbered)
+    return lambda call: HeadedCall(head, call)
 
 
-def _python(end: str = "") -> Callable[[OpenCall], Body]:
-    return lambda call: PythonCalls(call.own_names, end)
+def _python(end: str = "", last: str = "") -> Callable[[OpenCall], Body]:
+    return lambda call: PythonCalls(call.own_names, end, last, call.keys)
+
+
+def _braced(quote: str) -> Callable[[OpenCall], Body]:
+    return lambda call: BracedCall(quote, call.schemas)
 
 
 HERMES = CallFormat(begins=("<tool_call>",), ends=("</tool_call>",))
@@ -60,7 +64,8 @@ FORMATS: Mapping[str, NamedFormat] = {
         CallFormat(
             _headed(
                 r"\s*(?:<\|tool_call_begin\|>)?\s*(?:functions\.)?(?P<name>[^\s:<{]+)(?::\d+)?\s*"
-                r"<\|tool_call_argument_begin\|>\s*"
+                r"<\|tool_call_argument_begin\|>\s*",
+                numbered=True,
             ),
             begins=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>", "<|tool_call_begin|>"),
             ends=("<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_section_end|>"), special=True,
@@ -71,8 +76,7 @@ FORMATS: Mapping[str, NamedFormat] = {
         "FunctionGemma",
         "<start_function_call>call:get_weather{city:<escape>Oslo<escape>}<end_function_call>",
         CallFormat(
-            lambda call: BracedCall("<escape>"), begins=("<start_function_call>",), ends=("<end_function_call>",),
-            special=True,
+            _braced("<escape>"), begins=("<start_function_call>",), ends=("<end_function_call>",), special=True,
         ),
         ("<start_function_call>",),
     ),
@@ -80,8 +84,7 @@ FORMATS: Mapping[str, NamedFormat] = {
         "Gemma 4",
         '<|tool_call>call:get_weather{city:<|"|>Oslo<|"|>}<tool_call|>',
         CallFormat(
-            lambda call: BracedCall('<|"|>'), begins=("<|tool_call>",), ends=("<tool_call|>", "<|tool_response>"),
-            special=True,
+            _braced('<|"|>'), begins=("<|tool_call>",), ends=("<tool_call|>", "<|tool_response>"), special=True,
         ),
         ("<|tool_call>",),
     ),
@@ -131,7 +134,10 @@ FORMATS: Mapping[str, NamedFormat] = {
     "lfm2": NamedFormat(
         "LFM2",
         '<|tool_call_start|>[get_weather(city="Oslo")]<|tool_call_end|>',
-        CallFormat(_python(), begins=("<|tool_call_start|>",), ends=("<|tool_call_end|>",), special=True),
+        CallFormat(
+            _python(last="<|tool_call_end|>"), begins=("<|tool_call_start|>",), ends=("<|tool_call_end|>",),
+            special=True,
+        ),
         ("<|tool_call_start|>",),
     ),
     "olmo3": NamedFormat(

@@ -38,6 +38,7 @@ class Markup:
     lines: bool = False  # values stand on lines of their own
     whole: tuple[str, str] = ("", "")  # around one JSON object with all arguments, in place of parameters
     titled: str = ""  # a mark of `before`, behind which the name stands a first time
+    separator: str = ""  # may be behind the name
 
 
 class MarkupCall:
@@ -101,7 +102,11 @@ class MarkupCall:
         elif text == marks.call_end:
             parsed.arguments("}")
             self.complete = True
-        elif not any(mark.startswith(text) for mark in (marks.parameter, marks.call_end, marks.whole[0])):
+        elif marks.separator and text == marks.separator and not self._n_parameters:
+            self._text = ""
+        elif not any(
+            mark.startswith(text) for mark in (marks.parameter, marks.call_end, marks.whole[0], marks.separator)
+        ):
             parsed.arguments("}")
             raise MalformedCallError(f"a parameter begins with {text!r}")
 

@@ -47,7 +47,7 @@ _DSML, _GCML, _M3 = "｜DSML｜", "｜GCML｜", "]<]minimax[>["
 
 def _hunyuan(suffix: str) -> Markup:
     return Markup(
-        call=f"<tool_call{suffix}>", name_end=f"<tool_sep{suffix}>", parameter=f"<arg_key{suffix}>",
+        call=f"<tool_call{suffix}>", name_end="", separator=f"<tool_sep{suffix}>", parameter=f"<arg_key{suffix}>",
         key_end=f"</arg_key{suffix}>", value=f"<arg_value{suffix}>", value_end=f"</arg_value{suffix}>",
         call_end=f"</tool_call{suffix}>",
     )  # fmt: skip
@@ -132,7 +132,7 @@ MARKUP_FORMATS: Mapping[str, NamedFormat] = {
             ),
             begins=("<atem:function_calls>", '<atem:invoke name="'),
             named=("<|start|>assistant to={}<|message|>", "to={}<|message|>"),
-            ends=("</atem:function_calls>", "<|eot|>", "<|eom|>"), special=True,
+            ends=("</atem:function_calls>", "<|eot|>", "<|eom|>"), special=True, quoted=True,
         ),
         ("<atem:function_calls>",),
     ),
@@ -187,7 +187,7 @@ MARKUP_FORMATS: Mapping[str, NamedFormat] = {
         ("<|tool_call:start|>",),
     ),
     "hy_v3": NamedFormat(
-        "Hunyuan 3",
+        "Hunyuan 3, 4",
         "<tool_calls><tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n"
         "</tool_call></tool_calls>",
         CallFormat(
@@ -196,6 +196,7 @@ MARKUP_FORMATS: Mapping[str, NamedFormat] = {
             ends=("</tool_calls>", "</tool_calls:opensource>"), special=True,
         ),
         ("<tool_sep", ":opensource"),
+        ("hy_v4",),
     ),
     "k2_horizon": NamedFormat(
         "K2 Horizon",

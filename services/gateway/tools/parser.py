@@ -44,6 +44,11 @@ class OpenCall:
         """The names that a call without a mark must have, since it may be content."""
         return None if self.mark else self.names
 
+    @property
+    def keys(self) -> frozenset[str]:
+        """The names of all parameters."""
+        return frozenset(key for schema in self.schemas.values() for key in schema.get("properties") or ())
+
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
@@ -60,10 +65,15 @@ class CallFormat:
     between: str = ""  # characters, in addition to blanks, that may separate calls
     quoted: bool = False  # models quote the marks in their reasoning
 
-    @property
-    def ends_reasoning(self) -> tuple[str, ...]:
+    def marks_of(self, names: frozenset[str]) -> tuple[str, ...]:
+        """The further marks before a call of one of these tools."""
+        return tuple(mark.replace("{}", name) for mark in self.named for name in sorted(names))
+
+    def ends_reasoning(self, names: frozenset[str]) -> tuple[str, ...]:
         """Marks that end the reasoning, since a call begins with them wherever they stand."""
-        return self.begins[:1] if self.special and not self.quoted else ()
+        if not self.special:
+            return ()
+        return (*(() if self.quoted else self.begins[:1]), *self.marks_of(names))
 
 
 class ToolParser:
@@ -75,7 +85,7 @@ class ToolParser:
 
     def __init__(self, form: CallFormat, names: frozenset[str], schemas: Schemas) -> None:
         self._form = form
-        self._begins = (*form.begins, *(mark.replace("{}", name) for mark in form.named for name in sorted(names)))
+        self._begins = (*form.begins, *form.marks_of(names))
         self._names = names
         self._schemas = schemas
         self._n_calls = 0

@@ -17,11 +17,14 @@ SCHEMAS = {
     },
     "write_file": {"properties": {"path": {"type": "string"}, "text": {"type": "string"}}},
     "now": {},
+    "bash": {"properties": {"command": {"type": "string"}}, "required": ["command"]},
 }  # fmt: skip
 OSLO: Call = ("get_weather", {"city": "Oslo", "days": 3})
 CODE = "if x:\n    y()\n"  # a text whose last line break matters to tools that edit files
 FILE: Call = ("write_file", {"path": "a.py", "text": CODE})
 NOW: Call = ("now", {})
+SED = "sed -n '3,5p' a.py"  # a command with quotes, which models also write within quotes
+BASH: Call = ("bash", {"command": SED})
 ARGS = json.dumps(OSLO[1])
 ASKED = f'{{"name": "get_weather", "arguments": {ARGS}}}'
 NOTHING = '{"name": "now", "arguments": {}}'
@@ -79,6 +82,11 @@ ANSWERS = (
               f'<atem:parameter name="text">{CODE}</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|>'
               '<|start|>assistant to=now<|message|><atem:function_calls>\n<atem:invoke name="now">\n</atem:invoke>\n'
               "</atem:function_calls><|eot|>", (FILE, NOW), "", "First.", "<atem:function_calls>"),
+    Published("muse", " to=self<|message|>The form is <atem:function_calls>\n<atem:invoke name=\"now\">, so I call now "
+              'to=get_weather<|message|><atem:function_calls>\n<atem:invoke name="get_weather">\n'
+              '<atem:parameter name="city">Oslo</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
+              (("get_weather", {"city": "Oslo"}),), "",
+              'The form is <atem:function_calls>\n<atem:invoke name="now">, so I call now ', "<atem:function_calls>"),
     Published("dots", 'ok<dots_function_call><invoke name="get_weather"><parameter name="city">Oslo</parameter>'
               '<parameter name="days">3</parameter></invoke><invoke name="now"></invoke></dots_function_call>'
               f'<dots_function_call>{json.dumps({"name": FILE[0], "arguments": FILE[1]})}</dots_function_call>',
@@ -100,6 +108,11 @@ ANSWERS = (
     Published("hy_v3", "I look.<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n"
               "<arg_value>Oslo</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n"
               "<tool_call>now<tool_sep>\n</tool_call>\n</tool_calls>", (OSLO, NOW), "I look."),
+    Published("hy_v3", "First.</think:opensource>I look.<tool_calls:opensource><tool_call:opensource>get_weather"
+              "<arg_key:opensource>city</arg_key:opensource><arg_value:opensource>Oslo</arg_value:opensource>"
+              "<arg_key:opensource>days</arg_key:opensource><arg_value:opensource>3</arg_value:opensource>"
+              "</tool_call:opensource><tool_call:opensource>now</tool_call:opensource></tool_calls:opensource>",
+              (OSLO, NOW), "I look.", "First.", "<think:opensource>", True),
     Published("k2_horizon", "Before <ifm|tool_calls><ifm|tool_call>get_weather<ifm|arg_key>city</ifm|arg_key>"
               "<ifm|arg_value>Oslo</ifm|arg_value><ifm|arg_key>days</ifm|arg_key><ifm|arg_value>3</ifm|arg_value>"
               "</ifm|tool_call>\n<ifm|tool_call>now</ifm|tool_call></ifm|tool_calls>", (OSLO, NOW), "Before"),
@@ -121,6 +134,13 @@ ANSWERS = (
     Published("qwen3_coder", "I look.\n\n<tool_call>\n<function=write_file>\n<parameter=path>\na.py\n</parameter>\n"
               f"<parameter=text>\n{CODE}\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n"
               "</function>\n</tool_call>", (FILE, NOW), "I look."),
+    Published("qwen3_coder", "Sure! I look.<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n"
+              '</parameter>\n<parameter=meta>\n{"a": 10, \n "b": 20}\n</parameter>\n<parameter=days>\n3\n</parameter>\n'
+              "</function>\n</tool_call>", (("get_weather", {"city": "Oslo", "meta": {"a": 10, "b": 20}, "days": 3}),),
+              "Sure! I look."),
+    Published("mistral", f'I look{{[TOOL_CALLS]bash{json.dumps(BASH[1])}[TOOL_CALLS]get_weather{ARGS}', (BASH, OSLO),
+              "I look{"),
+    Published("mistral", f'Hello[TOOL_CALLS]  [ {{"arguments" : {ARGS}, "name":"get_weather" }} ]', (OSLO,), "Hello"),
     Published("mistral", f'[TOOL_CALLS][{{"name": "get_weather", "arguments": {ARGS}, "id": "428427bd5"}}, {NOTHING}]',
               (OSLO, NOW)),
     Published("deepseek", f"I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{ARGS}"
@@ -129,8 +149,13 @@ ANSWERS = (
     Published("kimi_k2", "I look. <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0 "
               f"<|tool_call_argument_begin|>{ARGS}<|tool_call_end|><|tool_call_begin|>functions.now:1 "
               "<|tool_call_argument_begin|>{} <|tool_call_end|><|tool_calls_section_end|>", (OSLO, NOW), "I look."),
+    Published("kimi_k2", f"I look. <|tool_calls_section_begin|><|tool_call_begin|>0 <|tool_call_argument_begin|>{ARGS}"
+              f"<|tool_call_end|><|tool_call_begin|>call_1<|tool_call_argument_begin|>{json.dumps(BASH[1])}"
+              "<|tool_call_end|><|tool_calls_section_end|>", (OSLO, BASH), "I look."),
     Published("functiongemma", "I look. <start_function_call>call:get_weather{city:<escape>Oslo<escape>,days:3}"
               "<end_function_call><start_function_call>call:now{}<end_function_call>", (OSLO, NOW), "I look."),
+    Published("functiongemma", "<start_function_call>call:get_weather{city:<escape>7<escape>,days:<escape>3<escape>}"
+              "<end_function_call>", (("get_weather", {"city": "7", "days": 3}),)),
     Published("gemma4", 'I look. <|tool_call>call:get_weather{city:<|"|>Oslo<|"|>,days:3}<tool_call|>'
               '<|tool_call>call:get_weather{meta:{<|"|>3<|"|>:<|"|>a<|"|>}}<tool_call|>',
               (OSLO, ("get_weather", {"meta": {"3": "a"}})), "I look."),
@@ -144,10 +169,16 @@ ANSWERS = (
     Published("cohere", "<|START_THINKING|>I call a tool.<|END_THINKING|><|START_ACTION|>[\n    "
               f'{{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {ARGS}}}\n]<|END_ACTION|>',
               (OSLO,), "", "I call a tool.", "<|START_THINKING|>"),
-    Published("nemotron", f"<TOOLCALL>[{ASKED}, {NOTHING}]</TOOLCALL>", (OSLO, NOW)),
+    Published("nemotron", f"<think>\nFirst.\n</think>\nI look.<TOOLCALL>[{ASKED}, {NOTHING}]</TOOLCALL>", (OSLO, NOW),
+              "I look.", "\nFirst.\n", THINK),
+    Published("nemotron", f'<TOOLCALL>[{{"name": "get_weather", "arguments": {json.dumps(ARGS)}}}]</TOOLCALL>',
+              (OSLO,)),
     Published("lfm2", f"<|tool_call_start|>[write_file(path='a.py', text='{CODE}'), "
               "get_weather(city='Oslo', tags={'a'})]<|tool_call_end|>\nDone.",
               (FILE, ("get_weather", {"city": "Oslo", "tags": ["a"]})), "Done."),
+    Published("lfm2", f"<|tool_call_start|> [bash(command='{SED}'), get_weather(city='Oslo', days=03), "
+              "bash(command='python3 -c \"import a\nprint(a.b(3*x, c='\\,'))\"')]<|tool_call_end|>",
+              (BASH, OSLO, ("bash", {"command": "python3 -c \"import a\nprint(a.b(3*x, c='\\,'))\""}))),
     Published("olmo3", "<function_calls>get_weather(city='Oslo', days=3)\nnow()</function_calls>", (OSLO, NOW)),
     Published("tool_calls", f" Sure!<tool_calls>[\n    {ASKED},\n    {NOTHING}\n]</tool_calls>", (OSLO, NOW), " Sure!"),
     Published("phi4", f"functools[\n  {ASKED},\n  {NOTHING}\n]", (OSLO, NOW)),
@@ -157,18 +188,35 @@ ANSWERS = (
     Published("gigachat", f"I look.<|message_sep|>\n\nfunction call<|role_sep|>\n{ASKED}", (OSLO,), "I look."),
     Published("gigachat", f"I look.<|function_call|>{ASKED}", (OSLO,), "I look."),
     Published("granite", f'<|tool_call|> [{{"arguments": {ARGS}, "name": "get_weather"}}, {NOTHING}]', (OSLO, NOW)),
-    Published("granite_20b_fc", f"<function_call> {ASKED}<function_call> {NOTHING}", (OSLO, NOW)),
+    Published("granite_20b_fc", f"I look.\n<function_call> {json.dumps(dict(json.loads(ASKED)), indent=2)}\n"
+              f"<function_call> {NOTHING}", (OSLO, NOW), "I look."),
     Published("hermes", f'\n<tool_call>\n{{ "arguments": {ARGS}, "name": "get_weather"}}\n</tool_call> \n<tool_call>\n'
               '{ "arguments": {}, "name": "now"}\n</tool_call> ', (OSLO, NOW)),
+    Published("hermes", f'I look.<tool_call>{{"name": "get_weather", "arguments": {json.dumps(ARGS)}}}</tool_call>'
+              f"<tool_call>{NOTHING}</tool_call>", (OSLO, NOW), "I look."),
     Published("hermes", f"First.\n</think>\n\n<tool_call>\n{ASKED}\n</tool_call>\n", (OSLO,), "", "First.\n",
               "<think> <response>", True),
-    Published("pythonic", "[get_weather(city='Oslo', days=3), now()]", (OSLO, NOW)),
-    Published("llama3_json", f'{{"name": "get_weather", "parameters": {ARGS}}}', (OSLO,)),
+    Published("pythonic", "[get_weather(city='Martha\\'s \\\"bay\\\"', tags=['a', None, True], meta={'a': {}}, "
+              "days=3), now()]",
+              (("get_weather", {"city": "Martha's \"bay\"", "tags": ["a", None, True], "meta": {"a": {}}, "days": 3}),
+               NOW)),
+    Published("llama3_json", f'{{"name": "get_weather", "parameters": {ARGS}}} ; '
+              f'{{"name": "now", "parameters": {{}}}};\n{{"name": "bash", "arguments": {json.dumps(BASH[1])}}} '
+              "I used {bash} for this.", (OSLO, NOW, BASH), "I used {bash} for this."),
     Published("xlam", f"I look.\n```json\n[{ASKED}]\n```", (OSLO,), "I look."),
     Published("", "First.\n</think>\n\n<response>\nFour.\n</response>", (), "Four.", "First.\n",
               "<think> <response>", True),
     Published("", "<think>\nFirst.\n</think>\n<answer>\nFour.\n</answer>", (), "Four.", "\nFirst.\n",
               "<think> <answer>"),
+    Published("", "<|channel>thought\nFirst.\nThen.<channel|>Four.", (), "Four.", "\nFirst.\nThen.", "<|channel>"),
+    Published("", "<ifm|think>First.</ifm|think>Four.", (), "Four.", "First.", "<ifm|think>"),
+    Published("", "<|inner_prefix|>First.<|inner_suffix|>Four.", (), "Four.", "First.", "<|inner_prefix|>"),
+    Published("", "<mm:think>First.</mm:think>Four.", (), "Four.", "First.", "<mm:think>"),
+    Published("", "</mm:think>Four.", (), "Four.", "", "<mm:think>"),
+    Published("", "First.\n</longcat_think>\nFour.", (), "Four.", "First.\n", "<longcat_think>", True),
+    Published("", "◁think▷First.◁/think▷Four.", (), "Four.", "First.", "◁think▷"),
+    Published("", "[THINK]First\nthen.[/THINK]Four\nand.", (), "Four\nand.", "First\nthen.", "[THINK]"),
+    Published("", "<reasoning>First.</reasoning>Four.", (), "Four.", "First.", "<reasoning>"),
     Published("", "Here is my thought process:First.Here is my response:Four.", (), "Four.", "First.",
               "Here is my thought process:"),
 )  # fmt: skip

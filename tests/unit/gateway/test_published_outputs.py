@@ -28,7 +28,7 @@ def read(answer: Published, pieces: Sequence[str]) -> tuple[str, str, list[tuple
     """Reasoning, content and calls."""
     native = PARSERS.get(answer.parser)
     form = reasoning_of(answer.template)
-    marks = native.ends_reasoning if native else ()
+    marks = native.ends_reasoning(frozenset(SCHEMAS)) if native else ()
     reasons = ReasoningParser(form, inside=answer.inside, calls=marks) if form else None
     calls = ToolParser(native, frozenset(SCHEMAS), SCHEMAS) if native else None
     reader = MessageReader(reasons, calls, FinishReason.TOOL_CALLS)
@@ -55,7 +55,6 @@ def test_every_parser_has_a_published_form() -> None:
     assert read_forms == set(SOURCES["calls"]) == set(FORMATS) - {"generic"}
 
 
-def test_every_source_of_a_form_of_reasoning_has_an_answer() -> None:
+def test_every_form_of_reasoning_has_a_source_and_an_answer() -> None:
     forms = {form.models for answer in ANSWERS if (form := reasoning_of(answer.template))}
-    assert set(SOURCES["reasoning"]) <= forms
-    assert forms <= {form.models for form in REASONING}
+    assert set(SOURCES["reasoning"]) == forms == {form.models for form in REASONING}

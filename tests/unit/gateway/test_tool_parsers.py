@@ -35,6 +35,8 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
     ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>', "", [("add", {"a": 1})]),
     ("hermes", '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("add", {"a": 1})]),
     ("hermes", '<tool_call>{"name": "now", "arguments": null}', "", [NOW]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": ""}</tool_call>', "", [NOW]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": "a \\"b\\""}</tool_call>', "", [("now", 'a "b"')]),
     ("hermes", '<tool_call>{"id": 7, "name": "now"}</tool_call>', "", [NOW]),
     ("hermes", '<tool_call>{"arguments": {}}</tool_call>', '<tool_call>{"arguments": {}}</tool_call>', []),
     ("hermes", '<tool_call>{"name": now, "id": 7}</tool_call>', '<tool_call>{"name": now, "id": 7}</tool_call>', []),
@@ -164,10 +166,22 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
      f"<|tool_call_end|><|tool_call_begin|>functions.get_weather:1<|tool_call_argument_begin|>{json.dumps(OSLO[1])}"
      "<|tool_call_end|><|tool_calls_section_end|>", "So.", [NOW, OSLO]),
     ("kimi_k2", "<|tool_call_begin|>{}", "<|tool_call_begin|>{}", []),
+    ("kimi_k2", '<|tool_call_begin|>0<|tool_call_argument_begin|>{"a": {"b": 1}}<|tool_call_end|>', "",
+     [("add", {"a": {"b": 1}})]),
+    *(("kimi_k2", f"<|tool_call_begin|>call_7<|tool_call_argument_begin|>{unclear}",
+       f"<|tool_call_begin|>call_7<|tool_call_argument_begin|>{unclear}", [])
+      for unclear in ("{}", '{"a": 1, "c": 2}', "{1}")),
     ("functiongemma", "<start_function_call>call:get_weather{city:<escape>Oslo, {x}<escape>,tags:[1,<escape>b<escape>,"
      "{c:true}],n:-2.5}<end_function_call><start_function_call>call:now{}<end_function_call>", "",
      [("get_weather", {"city": "Oslo, {x}", "tags": [1, "b", {"c": True}], "n": -2.5}), NOW]),
     ("functiongemma", "<start_function_call>call:now{a}", "<start_function_call>call:now{a}", []),
+    *(
+        (kind, begin + "call:get_weather{city:Q3Q,n:Q3Q,tags:Q[1]Q,x:Q4Q}".replace("Q", quote), "",
+         [("get_weather", {"city": "3", "n": 3, "tags": [1], "x": "4"})])
+        for kind, begin, quote in (
+            ("functiongemma", "<start_function_call>", "<escape>"), ("gemma4", "<|tool_call>", '<|"|>')
+        )
+    ),
     ("internlm", f"I look.<|action_start|> <|plugin|>\n{written(OSLO, 'parameters')}<|action_end|>\n", "I look.",
      [OSLO]),
     ("cohere", '<|START_ACTION|>[\n {"tool_call_id": "0", "tool_name": "now", "parameters": {}},\n '
@@ -175,6 +189,15 @@ CASES: list[tuple[str, str, str, list[Call]]] = [
      f' "tool_name": "get_weather", "parameters": {json.dumps(OSLO[1])}}}\n]<|END_ACTION|>', "", [NOW, OSLO]),
     ("nemotron", f"<TOOLCALL>[{written(OSLO)}, {written(NOW)}]</TOOLCALL>", "", [OSLO, NOW]),
     ("lfm2", "<|tool_call_start|>[now(), add(a=1)]<|tool_call_end|>Done.", "Done.", [NOW, ("add", {"a": 1})]),
+    ("lfm2", "<|tool_call_start|>[now(), add(a='it's', b=\"x\"), get_weather(city='a', x='y'', tags=['b's', 'c'], "
+     "n={'k'y': ''z''})]<|tool_call_end|>Done.", "Done.",
+     [NOW, ("add", {"a": "it's", "b": "x"}),
+      ("get_weather", {"city": "a', x='y'", "tags": ["b's", "c"], "n": {"k'y": "'z'"}})]),
+    ("lfm2", "<|tool_call_start|>[now(), add(a=)]<|tool_call_end|>Done.", "Done.", [NOW]),
+    *(("lfm2", f"<|tool_call_start|>{bad}<|tool_call_end|>", f"<|tool_call_start|>{bad}<|tool_call_end|>", [])
+      for bad in ("[add(a='it's]", "[add(a='b' 'c)]", "[add(a=(1])]", "[]", "add", "[add(a=1+x)]")),
+    ("pythonic", "[add(a=-007, b=0x0a, c=00, d=1.05, e=[10, 01], from='00', x0=1e05)]", "",
+     [("add", {"a": -7, "b": 10, "c": 0, "d": 1.05, "e": [10, 1], "from": "00", "x0": 1e5})]),
     ("olmo3", "<function_calls>\nnow()\nadd(a=1, b='x')\n</function_calls>", "", [NOW, ("add", {"a": 1, "b": "x"})]),
     ("olmo3", "<function_calls>\n</function_calls>", "<function_calls>\n</function_calls>", []),
     ("tool_calls", f"<tool_calls>[\n {written(OSLO)},\n {written(NOW)}\n]</tool_calls>", "", [OSLO, NOW]),
