@@ -2,7 +2,7 @@
 
     python -m bench.fidelity                                # a real worker, its simulated twin, and the plan's forecast
     python -m bench.fidelity --workers 2 --no-simulated     # real workers and the plan's forecast
-    python -m bench.fidelity --workers 4 --no-real          # simulated workers, each as on a machine of its own, and the forecast
+    python -m bench.fidelity --workers 4 --no-real          # simulated workers and the plan, each with a machine of its own
 
 It records the curve of a worker, then starts two installations, whose workers compute and are simulated on this curve.
 At each share of the capacity the same trace of requests is sent to one after the other, round by round, and replayed
@@ -179,7 +179,10 @@ def table(measured: Sequence[Measured], workers: int, model: str) -> str:
         n_requests = sum(map(len, runs))
         late_s = percentile([one.late_s for one in itertools.chain.from_iterable(runs)], 99)
         kept_up = "" if late_s < _KEEPS_UP_S else ": it did not keep up"
-        columns = [each.reference, *itertools.chain.from_iterable((side, "error", "error by round") for side in each.others)]
+        columns = [
+            each.reference,
+            *itertools.chain.from_iterable((side, "error", "error by round") for side in each.others),
+        ]
         lines += [
             "",
             f"{each.share:.0%} of the capacity, {each.rate:.2f} requests/s: {n_requests} requests in "
