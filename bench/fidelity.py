@@ -2,7 +2,7 @@
 
     python -m bench.fidelity                                # a real worker, its simulated twin, and the plan's forecast
     python -m bench.fidelity --workers 2 --no-simulated     # real workers and the plan's forecast
-    python -m bench.fidelity --workers 4 --no-real          # simulated workers and the plan, each with a machine of its own
+    python -m bench.fidelity --workers 4 --no-real          # simulated workers, each on its own machine, and the plan
 
 It records the curve of a worker, then starts two installations, whose workers compute and are simulated on this curve.
 At each share of the capacity the same trace of requests is sent to one after the other, round by round, and replayed
