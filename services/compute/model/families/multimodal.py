@@ -139,16 +139,6 @@ def _gemma3_vision(config: Config) -> VisionSpec | None:
     )
 
 
-def as_usual_rope(config: Config) -> None:
-    """Text has the same position in all three dimensions of "mrope", which is the usual rope then."""
-    for key in ("rope_scaling", "rope_parameters"):
-        settings = config.raw(key)
-        if isinstance(settings, dict):
-            rope = {name: value for name, value in settings.items() if not name.startswith("mrope")}
-            usual = {name: "default" for name in ("type", "rope_type") if rope.get(name) == "mrope"}
-            config.override(key, rope | usual)
-
-
 GEMMA3 = multimodal_family(
     "Gemma3ForConditionalGeneration",
     "gemma3",
@@ -163,9 +153,7 @@ MISTRAL3 = multimodal_family(
     "mistral3",
     {"mistral": mistral.FAMILY, "ministral3": mistral.MINISTRAL3},
 )
-QWEN3_5 = multimodal_family(
-    "Qwen3_5ForConditionalGeneration", "qwen3_5", {"qwen3_5_text": qwen3_next.QWEN3_5}, as_usual_rope
-)
+QWEN3_5 = multimodal_family("Qwen3_5ForConditionalGeneration", "qwen3_5", {"qwen3_5_text": qwen3_next.QWEN3_5})
 QWEN3_5_MOE = multimodal_family(
-    "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", {"qwen3_5_moe_text": qwen3_next.QWEN3_5_MOE}, as_usual_rope
+    "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", {"qwen3_5_moe_text": qwen3_next.QWEN3_5_MOE}
 )

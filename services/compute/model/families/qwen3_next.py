@@ -9,6 +9,7 @@ from services.compute.model.families.config import Config
 from services.compute.model.families.llama import base_spec
 from services.compute.model.families.naming import Family, LayerNames, Refs, TensorRef, standard_refs
 from services.compute.model.families.qwen import with_experts
+from services.compute.model.families.rope import as_usual_rope
 from services.compute.model.families.windows import read_kinds
 from services.compute.model.mixers import DeltaNet
 from services.compute.model.spec import LayerSpec, ModelSpec
@@ -54,11 +55,14 @@ def read_qwen3_next(config: Config) -> ModelSpec:
 
 def read_qwen3_5(config: Config) -> ModelSpec:
     """Read the text's config.json of a dense Qwen 3.5. Raises ModelError."""
+    as_usual_rope(config)
+    config.pass_over("mlp_only_layers")  # all layers have an MLP alone
     return _base(config, "qwen3_5_text")
 
 
 def read_qwen3_5_moe(config: Config) -> ModelSpec:
     """Read the text's config.json of a Qwen 3.5 mixture. Raises ModelError."""
+    as_usual_rope(config)
     config.fill("norm_topk_prob", True)
     config.fill("intermediate_size", config.integer("moe_intermediate_size"))
     return _with_shared_expert(config, _base(config, "qwen3_5_moe_text"))

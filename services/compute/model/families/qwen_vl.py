@@ -11,8 +11,9 @@ from typing import Any
 from services.compute.model.families import qwen
 from services.compute.model.families.config import MAX_LAYERS, Config
 from services.compute.model.families.llama import ACTIVATIONS
-from services.compute.model.families.multimodal import as_usual_rope, multimodal_family
+from services.compute.model.families.multimodal import multimodal_family
 from services.compute.model.families.naming import TEXT_PREFIXES, Family
+from services.compute.model.families.rope import as_usual_rope
 from services.compute.model.files import image_settings, pixel_bounds
 from services.compute.model.spec import ModelError, ModelSpec
 from services.compute.model.vision import VisionSpec

@@ -63,6 +63,16 @@ def fill_rope(config: Config, settings: Mapping[str, Any]) -> None:
         config.override("rope_parameters", dict(settings))
 
 
+def as_usual_rope(config: Config) -> None:
+    """Text has the same position in all three dimensions of "mrope", which is the usual rope then."""
+    for key in _SOURCES:
+        settings = config.raw(key)
+        if isinstance(settings, dict):
+            rope = {name: value for name, value in settings.items() if not name.startswith("mrope")}
+            usual = {name: "default" for name in ("type", "rope_type") if rope.get(name) == "mrope"}
+            config.override(key, rope | usual)
+
+
 def _given(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 

@@ -24,18 +24,18 @@ _TWINS = {"internlm2": "llama", "internlm3": "llama", "minicpm": "llama"}
 # Families with no published config.json at hand: their keys are those that transformers writes.
 UNPUBLISHED = {
     *("arcee", "dots1", "exaone4", "glm", "hunyuan_v1_dense", "internlm3", "jais2", "llama4_text", "ministral3"),
-    *("phimoe", "lfm2_moe", "bamba", "nemotron_h", "mamba", "minimax", "zamba2", "smolvlm", "idefics3"),
-    *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe", "qwen3_vl_moe"),
+    *("phimoe", "bamba", "zamba2", "smolvlm", "idefics3", "qwen3_5_moe_text", "qwen3_vl_moe"),
 }
 # Families whose layers keep a state: transformers describes them by keys of their own.
 _STATES = {
-    *("lfm2", "granitemoehybrid", "falcon_h1", "mamba2", "falcon_mamba", "jamba"),
-    *("qwen3_next", "kimi_linear"),
+    *("lfm2", "lfm2_moe", "granitemoehybrid", "falcon_h1", "mamba", "mamba2", "falcon_mamba", "jamba", "nemotron_h"),
+    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "kimi_linear", "minimax"),
 }
+_PUBLISHERS = {"minimax_m1"}  # configurations in a spelling that transformers does not read
 _FFN_SIZES = ("intermediate_size_mlp", "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 _ROPES_BY_KIND = ("gemma3_text", "modernbert", "olmo3")
 STATEFUL = [row for row in PUBLISHED if row["config"].get("model_type") in _STATES]
-ATTENDING = [row for row in PUBLISHED if row not in STATEFUL]
+ATTENDING = [row for row in PUBLISHED if row["config"].get("model_type") not in _STATES | _PUBLISHERS]
 NAMES = [row["name"] for row in ATTENDING]
 
 
@@ -58,6 +58,15 @@ def test_a_published_config_with_states_is_read_like_that_of_transformers(row: d
     ends = spec.eos_token_ids or written.eos_token_ids  # which transformers makes up where there are none
     assert spec == replace(written, eos_token_ids=spec.eos_token_ids)
     assert ends == written.eos_token_ids
+
+
+def test_minimax_in_the_spelling_of_its_publisher_is_that_of_transformers() -> None:
+    """MiniMax M1 has the sizes of MiniMax Text 01."""
+    by_name = {row["name"]: row["config"] for row in PUBLISHED}
+    published, converted = (_read(by_name[f"MiniMaxAI/MiniMax-{name}"]) for name in ("M1", "Text-01-hf"))
+    assert published == replace(converted, eos_token_ids=published.eos_token_ids)
+    assert {layer.mixing_sum.alpha for layer in published.layers} == {3.5565588200778455}
+    assert sum(layer.attends for layer in published.layers) == 10
 
 
 @pytest.mark.parametrize("row", ATTENDING, ids=NAMES)
