@@ -4,7 +4,9 @@
 
 The file has the shape of a published model and random weights, on which speed does not depend. Servers take turns as
 in bench.compare; llama.cpp is the package `xllamacpp`. `--long` also measures, of this server alone, the time between
-tokens of a request with so many tokens of context over that of one with 1,024.
+tokens of a request with so many tokens of context over that of one with 1,024, and `--rounds 0` nothing else:
+
+    python -m bench.hybrid lfm2-350m --format int4 --rounds 0 --long 32000 --kv-dtype int8 --attention top_k
 """
 
 from __future__ import annotations
@@ -129,8 +131,10 @@ def main(
     model: Annotated[str, typer.Argument(help=f"One of {', '.join(MODELS)}.")],
     formats: Annotated[list[str] | None, typer.Option("--format", help="bf16, int8 or int4, again for each.")] = None,
     home: Annotated[str, typer.Option(help="Where both servers are installed.")] = ".venv",
-    rounds: Annotated[int, typer.Option(min=1)] = 2,
+    rounds: Annotated[int, typer.Option(min=0, help="Those of the comparison; 0: none.")] = 2,
     long: Annotated[int, typer.Option(help="Tokens of a long context; 0: not measured.")] = 0,
+    kv_dtype: Annotated[str, typer.Option(help="Numbers of this server's KV cache.")] = "auto",
+    attention: Annotated[str, typer.Option(help="How its generated tokens attend: dense, window or top_k.")] = "dense",
     settle: Annotated[float, typer.Option(help="Seconds that the machine has to itself after each server.")] = SETTLE_S,
 ) -> None:
     """Measure MODEL."""
@@ -143,14 +147,17 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         peers, logs = read_peers(), Path(tempfile.mkdtemp(prefix="hybrid-logs-"))
         for weights in wanted:
-            target = ModelTarget(str(write_file(model, weights, Path(folder))))
+            file = write_file(model, weights, Path(folder))
+            target = ModelTarget(str(file), kv_dtype=kv_dtype, attention=attention)
             entries = [Entry(peers[name], home, target, weights) for name in ("ryzanstein", "xllamacpp")]
-            with watch(os.sched_getaffinity(0)) as machine:
-                results = asyncio.run(compare(entries, scenarios(vocab)[:2], rounds, logs, machine, settle))
-            show(results[weights] | {"format": f"{model}, {weights}"}, Console(width=160))
+            if rounds:
+                with watch(os.sched_getaffinity(0)) as machine:
+                    results = asyncio.run(compare(entries, scenarios(vocab)[:2], rounds, logs, machine, settle))
+                show(results[weights] | {"format": f"{model}, {weights}"}, Console(width=160))
             if long:
                 near, far = asyncio.run(long_over_short(entries[0], vocab, long, logs / "long.log"))
-                print(f"{weights}: {near:.1f} ms a token with {_SHORT:,} of context, {far:.1f} with {long:,}")
+                times = f"{near:.1f} ms a token with {_SHORT:,} of context, {far:.1f} with {long:,}"
+                print(f"{weights}: {times}, {far / near:.2f} times as long")
 
 
 if __name__ == "__main__":

@@ -85,6 +85,8 @@ class ModelTarget:
     model: str
     ranks: int = 1
     quantization: str = "auto"
+    kv_dtype: str = "auto"
+    attention: str = "dense"
 
 
 @asynccontextmanager
