@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -113,7 +113,8 @@ class StatePlan:
     def of(cls, segments: Sequence[StateRows], device: torch.device) -> StatePlan:
         """Lay out the segments of a step: those of one row that lead it are computed together.
 
-        Several segments of a sequence are computed in turn, in the given order.
+        Several segments of a sequence are computed in turn, in the given order. Devices that compute one sequence after
+        another compute those that follow each other in the step as one.
         """
         counts = Counter(one.row for one in segments)
         leads = ((one.first, one.end) == (i, i + 1) and counts[one.row] == 1 for i, one in enumerate(segments))
@@ -121,7 +122,7 @@ class StatePlan:
         saves = tuple((one.row, one.save) for one in segments[:n] if one.save >= 0)
         turns = _turns(segments, device)
         singles = turns[0].segments[:n, 2].contiguous()  # those that lead are the first of their turn
-        return cls(max(one.end for one in segments), n, singles, saves, tuple(segments[n:]), turns)
+        return cls(max(one.end for one in segments), n, singles, saves, _joined(segments[n:]), turns)
 
     @classmethod
     def of_singles(cls, segments: Tensor) -> StatePlan:
@@ -131,6 +132,18 @@ class StatePlan:
         """
         n = len(segments)
         return cls(n, n, segments[:, 2], (), (), (StateTurn(segments, 1),))
+
+
+def _joined(segments: Sequence[StateRows]) -> tuple[StateRows, ...]:
+    """Return the segments with those of one sequence joined whose rows follow each other without a copy between."""
+    joined: list[StateRows] = []
+    for one in segments:
+        last = joined[-1] if joined else None
+        if last is not None and (last.row, last.end, last.save) == (one.row, one.first, -1):
+            joined[-1] = replace(last, end=one.end, save=one.save)
+        else:
+            joined.append(one)
+    return tuple(joined)
 
 
 def segment_table(segments: Sequence[StateRows]) -> Ints:

@@ -88,8 +88,8 @@ def _sampling_defaults(files: ModelFolder, settings: WorkerSettings) -> dict[str
 
 
 def _attention_modes(files: ModelFolder, ranks: RankGroupConfig) -> tuple[str, ...]:
-    """The modes besides dense: none with scores by distance, with states in place of keys, and without texts."""
-    if files.spec.alibi_slopes or files.spec.has_state or not files.spec.generates:
+    """The modes besides dense: none with scores by distance, without layers that attend, and without texts."""
+    if files.spec.alibi_slopes or not files.spec.n_attending or not files.spec.generates:
         return ()
     return (WINDOW, TOP_K) if ranks.page_summaries else (WINDOW,)
 

@@ -185,12 +185,17 @@ class Request:
         assert self.n_planned <= self.n_expected <= self.limit
         assert not caches or self.n_planned <= len(self.blocks) * block_tokens
 
-    def extend_digests(self) -> None:
-        """Hash the full blocks that have no digest yet.
+    @property
+    def n_shareable(self) -> int:
+        """Number of known tokens whose KV and states other requests may find.
 
-        Generated tokens that attend to some keys only have KV of their own, which no other request may find.
+        Generated tokens that attend to some keys only have KV and states of their own.
         """
-        done, end = len(self.digests), self.n_prompt if self.narrows else len(self.token_ids)
+        return self.n_prompt if self.narrows else len(self.token_ids)
+
+    def extend_digests(self) -> None:
+        """Hash the full blocks of shareable tokens that have no digest yet."""
+        done, end = len(self.digests), self.n_shareable
         if end // HASH_BLOCK_TOKENS > done:
             parent = self.digests[-1] if done else self.chain_root
             first = done * HASH_BLOCK_TOKENS

@@ -70,8 +70,10 @@ class Snapshots:
         """Rows for the states that a step makes of positions [start, end) of a request, as far as there are any."""
         if not request.cacheable:
             return []
+        if request.narrows:
+            end = min(end, request.n_shareable)
         positions = list(range((start // self.spacing + 1) * self.spacing, end + 1, self.spacing))
-        last = (len(request.token_ids) - 1) // self._size * self._size
+        last = min(len(request.token_ids) - 1, request.n_shareable) // self._size * self._size
         if start < last <= end and last % self.spacing > self._least:
             positions.append(last)
         reserved = []

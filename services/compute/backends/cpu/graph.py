@@ -56,7 +56,10 @@ class KernelGraph:
         n = len(batch.token_ids)
         if n > self._max_rows or self._gave_up:
             return False
-        if n != batch.n_sequences and (batch.chooses or self._states is not None):
+        if n != batch.n_sequences and batch.chooses:
+            return False
+        # A state that a step advances twice is advanced in turn.
+        if self._states is not None and len({segment.row for segment in batch.segments}) != n:
             return False
         return n <= _MAX_CAPTURED or self._graph is not None
 

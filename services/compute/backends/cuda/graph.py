@@ -105,6 +105,8 @@ class CudaDecodes:
         n, longest = len(numbers.lengths), self._computations.longest
         if self._gave_up or n != len(numbers.token_ids) or n > MAX_ROWS:
             return False
+        if self._computations.cache.states is not None and len({one.row for one in numbers.segments}) != n:
+            return False  # a state that a step advances twice is advanced in turn
         if numbers.adapters is not None and not self._adapters:
             return False
         if numbers.narrowed is not None and numbers.narrowed.pages:

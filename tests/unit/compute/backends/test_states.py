@@ -25,5 +25,17 @@ def turns(plan: StatePlan) -> list[tuple[list[list[int]], int]]:
 def test_plan_computes_pieces_of_a_sequence_in_turn() -> None:
     pieces = [StateRows(2, 7, row=3), StateRows(0, 1, row=3), StateRows(1, 2, row=3)]
     plan = StatePlan.of(pieces, CPU)
-    assert (plan.n_rows, plan.n_single, plan.runs) == (7, 0, tuple(pieces))
+    assert (plan.n_rows, plan.n_single, plan.runs) == (7, 0, (StateRows(2, 7, row=3), StateRows(0, 2, row=3)))
     assert turns(plan) == [([[2, 7, 3, -1]], 5), ([[0, 1, 3, -1]], 1), ([[1, 2, 3, -1]], 1)]
+
+
+def test_pieces_are_joined_up_to_a_copy_of_their_state() -> None:
+    pieces = [
+        StateRows(0, 1, 3),
+        StateRows(1, 2, 3, save=8),
+        StateRows(2, 3, 3),
+        StateRows(3, 4, 2),
+        StateRows(4, 9, 2),
+    ]
+    joined = (StateRows(0, 2, 3, save=8), StateRows(2, 3, 3), StateRows(3, 9, 2))
+    assert StatePlan.of(pieces, CPU).runs == joined

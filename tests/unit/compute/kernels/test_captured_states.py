@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from services.compute.backends.collectives import SingleRank
+from services.compute.backends.states import StateRows
 from services.compute.kernels.bfloat16 import Bfloat16Kernels
 from tests.unit.compute.kernels.test_capture import RECURRENT, DecoderPair
 from tests.unit.compute.model.checkpoints import written_once
@@ -19,6 +20,31 @@ from tests.unit.compute.model.zoo import prompt
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return written_once(RECURRENT, tmp_path_factory, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_decodes_of_one_sequence_advance_its_state_in_turn(
+    kernels: Bfloat16Kernels, checkpoint: Callable[[str], Path], name: str
+) -> None:
+    """So are generated tokens computed again that attend to some keys only; a replay would advance it at once."""
+    pair = DecoderPair(checkpoint(name), SingleRank(), kernels)
+    others = [pair.admit(prompt(8, 203, seed)) for seed in range(3)]
+    pair.step([(other, 1) for other in others])
+    assert pair.replays
+    index = pair.admit(prompt(12, 203, 3))
+    pair.step([(index, 5)])
+    (engine, alone), (request, in_turn) = pair._engines, pair._requests[index]
+    whole = engine.batch([(request, 3)])
+    joined = replace(
+        whole,
+        query_starts=(0, 1, 2, 3),
+        context_lens=(6, 7, 8),
+        block_tables=whole.block_tables.repeat(3, 1),
+        n_decode=3,
+        segments=tuple(StateRows(row, row + 1, request.slot) for row in range(3)),
+    )
+    hidden = engine.model.forward(joined, engine.cache)
+    assert torch.equal(hidden, torch.cat([alone.step([(in_turn, 1)])[0] for _ in range(3)]))
 
 
 @pytest.mark.parametrize("name", RECURRENT)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import transformers
 
 from services.cli.stack.default_model import TINY_MODEL
 from services.common.attention import AttentionMode
@@ -18,7 +16,7 @@ from services.worker.engine.state import EngineModel
 from services.worker.native.opening import open_native
 from services.worker.native.startup import group_config, read_model
 from services.worker.settings import WorkerSettings
-from tests.unit.compute.model.zoo import write_checkpoint
+from tests.unit.compute.model.zoo import write_with_tokenizer
 
 
 async def opened(folder: Path = TINY_MODEL, **settings: object) -> EngineModel:
@@ -70,10 +68,15 @@ def test_top_k_keeps_summaries_on_every_device(device: str, fields: dict[str, An
     assert group_config(plain.model_copy(update=fields), files).page_summaries
 
 
-async def test_a_model_with_linear_biases_attends_densely(tmp_path: Path) -> None:
-    vocab_size = read_model(TINY_MODEL).spec.vocab_size
-    write_checkpoint(transformers.BloomConfig(vocab_size=vocab_size, hidden_size=32, n_layer=1, n_head=2), tmp_path)
-    for file in TINY_MODEL.glob("tokenizer*"):
-        shutil.copy(file, tmp_path)
+@pytest.mark.parametrize("variant", ["bloom", "mamba2"])
+async def test_a_model_with_linear_biases_or_without_keys_has_no_other_attention(variant: str, tmp_path: Path) -> None:
+    write_with_tokenizer(variant, tmp_path)
     with pytest.raises(StartupError, match=r"RYZANSTEIN_ATTENTION window\(0, 64\): this model attends dense"):
         await opened(tmp_path, attention="window(0, 64)")
+
+
+@pytest.mark.parametrize("variant", ["lfm2", "zamba2", "kimi_linear"])
+async def test_attention_layers_between_layers_with_states_have_every_mode(variant: str, tmp_path: Path) -> None:
+    write_with_tokenizer(variant, tmp_path)
+    model = await opened(tmp_path, attention="top_k(64)")
+    assert (model.attention, model.attention_modes) == (AttentionMode(pages=64), ("window", "top_k"))

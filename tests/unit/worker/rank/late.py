@@ -33,6 +33,8 @@ from tests.unit.compute.model.harness import lone_rank
 from tests.unit.worker.scheduling.harness import Guesses
 
 BLOCK, N_BLOCKS, SLOTS, LENGTH = 16, 11, 5, 96  # too few blocks for all slots: requests are preempted
+SNAPSHOTS = 3
+STATE_ROWS = SLOTS + SNAPSHOTS + 1  # a recorded graph writes to the last one for rows without a state
 
 
 @dataclass
@@ -123,6 +125,7 @@ def make_runner(decoder: Model[Any], cache: Any, device: SlowDevice, *, overlaps
         device=CPU,
         transfers=device,
         overlaps=overlaps,
+        states=cache.states,
     )
 
 
@@ -135,7 +138,17 @@ def serve(
     guesses: Sequence[Sequence[int]] = (),
 ) -> set[int]:
     """Serve all requests; returns which of them were cancelled. `guesses`: texts that drafts are taken from."""
-    config = SchedulerConfig(N_BLOCKS, BLOCK, LENGTH, SLOTS, max_batched_tokens=24, speculation=bool(guesses))
+    has_state = cache.states is not None
+    config = SchedulerConfig(
+        N_BLOCKS,
+        BLOCK,
+        LENGTH,
+        SLOTS,
+        max_batched_tokens=24,
+        speculation=bool(guesses),
+        has_state=has_state,
+        snapshots=SNAPSHOTS if has_state else 0,
+    )
     scheduler = Scheduler(config, KvEventLog())
     scheduler.speculator.cost = DraftCost(1.0, 0.01)
     for request in requests:

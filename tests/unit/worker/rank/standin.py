@@ -40,6 +40,7 @@ _EATEN_MIB = 2048
 class StandinCache:
     rows: torch.Tensor  # [(n_blocks + 1) * block_tokens, HIDDEN]
     block_tokens: int
+    states: None = None
 
     @property
     def layers(self) -> list[torch.Tensor]:

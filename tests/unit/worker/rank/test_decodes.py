@@ -28,7 +28,17 @@ from services.worker.scheduling.request import Request
 from tests.unit.compute.backends.tape import TapedBackend
 from tests.unit.compute.model.checkpoints import written_once
 from tests.unit.compute.model.zoo import VARIANTS, make, prompt, write_checkpoint
-from tests.unit.worker.rank.late import BLOCK, LENGTH, N_BLOCKS, SLOTS, SlowDevice, assert_same, make_runner, serve
+from tests.unit.worker.rank.late import (
+    BLOCK,
+    LENGTH,
+    N_BLOCKS,
+    SLOTS,
+    STATE_ROWS,
+    SlowDevice,
+    assert_same,
+    make_runner,
+    serve,
+)
 from tests.unit.worker.rank.test_overlap import make_requests
 
 VOCAB = 99
@@ -60,7 +70,7 @@ def served(
     device = SlowDevice(random.Random(seed))
     decoder, backend = load(folder, device, graphs=graphs, mixed=mixed)
     chooses = any(request.sampling.attention.pages for request in requests)
-    cache = decoder.make_cache(N_BLOCKS, BLOCK, summarised=chooses)
+    cache = decoder.make_cache(N_BLOCKS, BLOCK, STATE_ROWS, summarised=chooses)
     runner = make_runner(decoder, cache, device, overlaps=overlaps)
     cut = serve(requests, runner, cache, device, seed, guesses)
     return requests, cut, device, backend

@@ -24,7 +24,16 @@ from services.worker.rank.slot_table import SlotTable
 from services.worker.scheduling.request import Request
 from tests.unit.compute.model.harness import lone_rank
 from tests.unit.compute.model.zoo import prompt, write_checkpoint
-from tests.unit.worker.rank.late import BLOCK, LENGTH, N_BLOCKS, SlowDevice, assert_same, make_runner, serve
+from tests.unit.worker.rank.late import (
+    BLOCK,
+    LENGTH,
+    N_BLOCKS,
+    STATE_ROWS,
+    SlowDevice,
+    assert_same,
+    make_runner,
+    serve,
+)
 from tests.unit.worker.rank.test_decodes import served
 
 VOCAB, END = 99, 98
@@ -36,7 +45,23 @@ FAMILIES: dict[str, Callable[..., transformers.PretrainedConfig]] = {
     "windows and every key": lambda **sizes: transformers.Gemma3TextConfig(
         **sizes, head_dim=32, sliding_window=20, layer_types=["sliding_attention", "full_attention"]
     ),
+    "convolutions": lambda **sizes: transformers.Lfm2Config(
+        **sizes | {"num_hidden_layers": 3},
+        block_auto_adjust_ff_dim=False,
+        layer_types=["conv", "full_attention", "conv"],
+    ),
+    "state spaces": lambda **sizes: transformers.GraniteMoeHybridConfig(
+        **sizes | {"num_hidden_layers": 3},
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        shared_intermediate_size=64,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        mamba_n_heads=4,
+        mamba_d_head=32,
+        mamba_d_state=16,
+    ),
 }
+STATEFUL = ("convolutions", "state spaces")
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +95,13 @@ def kept(attention: Attention, n_keys: int) -> set[int]:
     return {position for position in range(n_keys) if position < first or position >= last}
 
 
+@pytest.mark.parametrize("family", ["every key", *STATEFUL])
 @pytest.mark.parametrize("attention", WINDOWS, ids=str)
 def test_greedy_text_is_that_of_masked_attention(
-    attention: Attention, make_model: Callable[[str], tuple[Path, transformers.PreTrainedModel]]
+    family: str, attention: Attention, make_model: Callable[[str], tuple[Path, transformers.PreTrainedModel]]
 ) -> None:
-    folder, reference = make_model("every key")
+    """Layers with a state know the whole text."""
+    folder, reference = make_model(family)
     (request,), _, _, _ = served(folder, make_requests([attention], temperature=0.0), 0, graphs=False, overlaps=False)
     n, ids = len(request.token_ids), torch.tensor([request.token_ids])
     mask = torch.full((n, n), -torch.inf)
@@ -91,7 +118,13 @@ def test_greedy_text_is_that_of_masked_attention(
 
 @pytest.mark.parametrize(
     ("family", "modes", "graphs"),
-    [("every key", MODES, False), ("every key", HIDING, True), ("windows and every key", HIDING, True)],
+    [
+        ("every key", MODES, False),
+        ("every key", HIDING, True),
+        ("windows and every key", HIDING, True),
+        *((family, MODES, False) for family in STATEFUL),
+        *((family, HIDING, True) for family in STATEFUL),
+    ],
 )
 def test_texts_do_not_depend_on_steps(
     family: str,
@@ -99,7 +132,10 @@ def test_texts_do_not_depend_on_steps(
     graphs: bool,
     make_model: Callable[[str], tuple[Path, transformers.PreTrainedModel]],
 ) -> None:
-    """Neighbours attend in other ways; requests are preempted, and drafts, graphs and overlap change the steps."""
+    """Neighbours attend in other ways; requests are preempted, and drafts, graphs and overlap change the steps.
+
+    Models with states have no drafts.
+    """
     folder, _ = make_model(family)
     expected = [
         served(folder, [request], number, graphs=False, overlaps=False)[:2]
@@ -107,7 +143,7 @@ def test_texts_do_not_depend_on_steps(
     ]
     alone, cut = [request for (request,), _ in expected], {n for n, (_, cancelled) in enumerate(expected) if cancelled}
     texts, n_preempted = [request.token_ids for request in alone], 0
-    for guesses in ([], texts):
+    for guesses in ([], [] if family in STATEFUL else texts):
         actual, also_cut, _, _ = served(
             folder, make_requests(modes), 1, graphs=graphs, overlaps=graphs, mixed=graphs, guesses=guesses
         )
@@ -127,13 +163,28 @@ def test_texts_of_our_kernels_do_not_depend_on_steps(
             load_model(describe(folder), lone_rank(), open_cpu(torch.bfloat16)),
             SlowDevice(random.Random(0)),
         )
-        cache = decoder.make_cache(N_BLOCKS, BLOCK, summarised=True)
+        cache = decoder.make_cache(N_BLOCKS, BLOCK, STATE_ROWS, summarised=True)
         return requests, serve(requests, make_runner(decoder, cache, device, overlaps=False), cache, device, seed)
 
     together, cut = texts(make_requests(MODES), 1)
     for number, request in enumerate(make_requests(MODES)):
         (alone,), also_cut = texts([request], number)
         assert_same([together[number]], [alone], {0} if also_cut or number in cut else set())
+
+
+@pytest.mark.parametrize("family", STATEFUL)
+def test_text_of_pages_that_all_fit_is_dense(
+    family: str, make_model: Callable[[str], tuple[Path, transformers.PreTrainedModel]]
+) -> None:
+    folder, _ = make_model(family)
+
+    def texts(pages: int) -> list[list[int]]:
+        requests = make_requests([Attention(pages=pages)] * 8)
+        alone = (served(folder, [request], 0, graphs=False, overlaps=False)[0] for request in requests)
+        return [request.token_ids for (request,) in alone]
+
+    assert texts(LENGTH // BLOCK) == texts(0)
+    assert texts(4) != texts(0)
 
 
 @pytest.mark.parametrize("kv_dtype", ["", "int8"])

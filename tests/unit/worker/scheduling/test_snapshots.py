@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ryzanstein.v1.worker_pb2 import Attention, Sampling
 
 from services.worker.protocol.plan import StepPlan
+from services.worker.scheduling.request import Request
 from tests.unit.worker.scheduling.fake_ranks import generate
 from tests.unit.worker.scheduling.harness import Harness
 
@@ -92,6 +94,27 @@ def test_snapshot_is_not_replaced_during_a_copy() -> None:
     snapshots.release(digest)
     assert served(runner, [1, *PROMPT[:60]]) == 0
     assert digest not in snapshots
+
+
+@pytest.mark.parametrize(
+    ("attention", "cached"), [(Attention(), 0), (Attention(window=5), 48), (Attention(pages=9), 48)]
+)
+def test_generated_tokens_of_narrowed_attention_take_no_snapshot(attention: Attention, cached: int) -> None:
+    """No other request may begin with their state: that of another prompt stays."""
+    runner = harness(snapshots=2, n_blocks=16)
+    served(runner, PROMPT[:60])
+    runner.submit([96, *PROMPT[:59]], 100, sampling=Sampling(attention=attention))
+    runner.drain()
+    assert served(runner, PROMPT[:60]) == cached
+
+
+def test_resumed_text_of_narrowed_attention_takes_the_snapshot_of_its_prompt() -> None:
+    runner, narrowed = harness(), Sampling(attention=Attention(pages=9))
+    text = PROMPT[:60] + generate(PROMPT[:60], 80, narrowed)
+    runner.scheduler.submit(Request(text, 60, narrowed, max_tokens=90))
+    plan = runner.plan()
+    assert plan is not None
+    assert [save.position for save in plan.saves] == [48]
 
 
 @pytest.mark.parametrize("n_others", [1, 9], ids=["only its state", "all of it"])
