@@ -138,7 +138,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     metrics, router = GatewayMetrics(Cause, settings.telemetry_names), new_router(settings, tls)
     export_end(metrics.registry, tls)
     gateway_id = f"{socket.gethostname()}-{secrets.token_hex(4)}"
-    pool = WorkerPool(gateway_id, settings.silence_timeout_s, tls)
+    pool = WorkerPool(gateway_id, settings.silence_timeout_s, settings.heartbeat_s, tls)
     budget = ResumeBudget(settings.resume_tokens_per_s)
     upstream = Upstream(router, pool, budget, resume_policy(settings), metrics.count_resume, metrics.count_resumed)
     redis = open_redis(settings.redis, settings.redis_timeout_s, connects_beside=True)

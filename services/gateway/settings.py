@@ -20,6 +20,7 @@ from services.gateway.tools.formats import PARSERS
 Origin = Annotated[str, AfterValidator(origin)]
 ImageHost = Annotated[str, AfterValidator(image_host)]
 RouterAddress = Annotated[str, AfterValidator(router_address)]
+_BEATS_IN_A_SILENCE = 8
 
 
 class GatewaySettings(AccessSettings, BillingSettings):
@@ -191,7 +192,8 @@ class GatewaySettings(AccessSettings, BillingSettings):
     silence_timeout_s: float = Field(
         default=2.5,
         ge=1,
-        description="A worker with running requests that sends nothing, not even a heartbeat, is lost after",
+        description="A worker with running requests that sends nothing, not even a heartbeat, is lost after; it sends "
+        "one eight times within this time, or within RYZANSTEIN_PROGRESS_TIMEOUT_S where that is shorter",
     )
     progress_timeout_s: float = Field(
         default=15.0,
@@ -231,6 +233,11 @@ class GatewaySettings(AccessSettings, BillingSettings):
         ge=0,
         description="Longest time of open requests after RYZANSTEIN_DRAIN_DELAY_S; then they end with an error",
     )
+
+    @property
+    def heartbeat_s(self) -> float:
+        """How often workers with running requests send a heartbeat: several times within the limits of a silence."""
+        return min(self.silence_timeout_s, self.progress_timeout_s) / _BEATS_IN_A_SILENCE
 
     @field_validator("tool_parser")
     @classmethod

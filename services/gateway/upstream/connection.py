@@ -24,7 +24,6 @@ CONNECT_TIMEOUT_S = 2.0
 # A connection takes a descriptor and 70 KiB of a gateway, and as much of its worker
 # (docs/adr/030-idle-connections-are-closed.md).
 IDLE_S = 60.0
-HEARTBEAT_MS = 300  # while requests run, a message arrives within twice this time
 
 log = logging.getLogger(__name__)
 
@@ -64,12 +63,15 @@ class Sink(Protocol):
 class WorkerConnection:
     """Sends submits and delivers outputs to their sinks; when the stream breaks, it calls every sink's `lose`."""
 
-    def __init__(self, ref: WorkerRef, gateway_id: str, silence_timeout_s: float, tls: Tls | None = None) -> None:
+    def __init__(
+        self, ref: WorkerRef, gateway_id: str, silence_timeout_s: float, heartbeat_s: float, tls: Tls | None = None
+    ) -> None:
+        """`heartbeat_s`: while requests run, a message arrives within twice this time."""
         self.ref = ref
         self._silence = Silence(silence_timeout_s)
         self._beats = self._heard = self._reports_progress = False
         self._sinks: dict[str, Sink] = {}
-        hello = worker_pb2.Hello(gateway_id=gateway_id, heartbeat_ms=HEARTBEAT_MS)
+        hello = worker_pb2.Hello(gateway_id=gateway_id, heartbeat_ms=round(heartbeat_s * 1e3))
         self._unsent: asyncio.Queue[worker_pb2.ConnectFrame | None] = asyncio.Queue()
         self._unsent.put_nowait(worker_pb2.ConnectFrame(hello=hello))
         self._channel = open_channel(ref.address, to="worker", tls=tls, small_messages=True)
@@ -173,10 +175,10 @@ class WorkerConnection:
 class WorkerPool:
     """The worker connections of a gateway, opened on first use and closed when they are idle."""
 
-    def __init__(self, gateway_id: str, silence_timeout_s: float, tls: Tls | None = None) -> None:
+    def __init__(self, gateway_id: str, silence_timeout_s: float, heartbeat_s: float, tls: Tls | None = None) -> None:
         self._gateway_id = gateway_id
         self._tls = tls
-        self._silence_timeout_s = silence_timeout_s
+        self._silence_timeout_s, self._heartbeat_s = silence_timeout_s, heartbeat_s
         self._opening: dict[WorkerRef, asyncio.Task[WorkerConnection]] = {}
 
     async def get(self, ref: WorkerRef) -> WorkerConnection:
@@ -191,7 +193,7 @@ class WorkerPool:
         return connection
 
     async def _open(self, ref: WorkerRef) -> WorkerConnection:
-        connection = WorkerConnection(ref, self._gateway_id, self._silence_timeout_s, self._tls)
+        connection = WorkerConnection(ref, self._gateway_id, self._silence_timeout_s, self._heartbeat_s, self._tls)
         await connection.open(CONNECT_TIMEOUT_S)
         return connection
 
