@@ -63,8 +63,8 @@ test-triton: $(STAMPS)/triton ## The kernels for GPUs on a CPU: interpreted agai
 	TRITON_INTERPRET=1 PYTHONPATH=build/triton $(BIN)/pytest $(PYTEST_ARGS) tests/triton
 	PYTHONPATH=build/triton $(BIN)/python -m bench.gpu_kernels $(ARGS)
 
-test-fleet: $(STAMPS)/dev ## Ten minutes of faults in a fleet of 300 simulated workers, every answer checked (FLEET_SECONDS=600 SEED=0)
-	$(BIN)/python -m bench.fleet --workers 300 --per-process 100 --routers 2 --gateways 2 --workload agents --rate 10 --answer-tokens 120 \
+test-fleet: $(STAMPS)/dev ## Ten minutes of faults in a fleet of 300 simulated workers with 3,000 open streams, every answer checked (FLEET_SECONDS=600 SEED=0)
+	$(BIN)/python -m bench.fleet --workers 300 --per-process 100 --routers 2 --gateways 2 --workload agents --prompt-tokens 64 --rate 20 --streams 3000 \
 	  --seconds $(FLEET_SECONDS) --faults $(SEED) --fault-every 5 $(ARGS)
 
 test-charts: $(STAMPS)/dev ## Render the chart with Helm 3 and 4 and hold it to its rules; `make test` does where Helm is

@@ -136,7 +136,7 @@ NOT_TYPED = {
                 "make soak MINUTES=30 FAULT_EVERY=20s SEED=0",
                 "make test-cluster",
                 "make test-fleet",
-                'make test-fleet ARGS="--workers 1000 --streams 20000 --workload plain"',
+                'make test-fleet ARGS="--workers 1000 --streams 20000 --rate 40"',
             ),
             "python -m bench.soak --minutes 30 --fault-every 20s --seed 0",
             "python -m bench.collectives",

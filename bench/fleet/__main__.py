@@ -5,6 +5,7 @@
     python -m bench.fleet --workers 100 --rate 10 --seconds 10 --knee
     python -m bench.fleet --workers 20 --speed 20 --trace trace.jsonl --seconds 60
     python -m bench.fleet --workers 100 --rate 50 --seconds 60 --faults 7
+    python -m bench.fleet --workers 100 --rate 20 --seconds 200 --streams 2000 --prompt-tokens 64 --faults 7
 
 Redis, coordinator, routers, gateways and workers are real processes; only the ranks are simulated. With `--faults SEED`
 workers, routers and Redis fail meanwhile, in an order that the seed fixes. Without, the costs of an idle installation
@@ -27,23 +28,27 @@ import typer
 from tokenizers import Tokenizer
 
 from bench.evaluation.report import replace_between
+from bench.fleet.faults import Striking
 from bench.fleet.installation import FleetSize
 from bench.fleet.knee import find_knee, holds
 from bench.fleet.lifecycle import write_lifecycles
 from bench.fleet.load import Load
 from bench.fleet.report import FleetRun, readings, table
-from bench.fleet.running import Conditions, Striking, run
-from bench.fleet.sizing import settings_of, sized_model, sizes_of, speed_for
+from bench.fleet.running import Conditions, run
+from bench.fleet.sizing import SCALED_CURVE, SILENCE_S, ScaledTime, settings_of, sized_model, sizes_of
 from bench.fleet.traces import TracedWorkload
-from bench.fleet.workloads import Arrivals, Lengths, Workload, WorkloadName
+from bench.fleet.workloads import AGENTS, Arrivals, Lengths, Workload, WorkloadName
 from bench.reading import write_readings
 from services.cli.stack.default_model import TINY_MODEL
 from services.common.lifecycle import allow_descriptors
 from services.planner.trace import TraceError
 from services.worker.settings import WorkerSettings
-from services.worker.simulated.curve import DEFAULT_CURVE, StepCurve
+from services.worker.simulated.curve import DEFAULT_CURVE
 from services.worker.simulated.language import Language
 from services.worker.simulated.opening import SimulatedModel, open_model
+
+_AGENTS_OF_A_STREAM = 2  # so that few wait for their turn before
+_CUT_OFF_LONGER_S = 0.5  # than the silence after which gateways go on elsewhere
 
 
 def main(
@@ -64,7 +69,7 @@ def main(
     long_tokens: Annotated[int, typer.Option(help="The shared part of a long prompt.")] = 100_000,
     answer_tokens: int = 32,
     speed: Annotated[float, typer.Option(help="How many times faster than the curve.")] = 1.0,
-    streams: Annotated[int, typer.Option(help="The speed at which so many streams are open; 0: --speed.")] = 0,
+    streams: Annotated[int, typer.Option(help="Keep so many streams open, by steps as slow as it takes.")] = 0,
     given: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE, a setting of every service without RYZANSTEIN_.")
     ] = None,
@@ -82,20 +87,27 @@ def main(
     sizes = sizes_of(sweep) if sweep else [workers]
     if knee and (len(sizes) > 1 or trace or faults is not None):
         raise typer.BadParameter("--knee: expected one number of workers, and neither --trace nor --faults")
+    if streams and trace:
+        raise typer.BadParameter("--streams: expected no --trace, whose answers have lengths of their own")
     chosen = settings_of(given or ())
     lengths = Lengths(prompt_tokens, prefix_tokens, answer_tokens, long_tokens)
+    load = Load((), model.name, rate, seconds)
     if streams:
-        speed = speed_for(streams, StepCurve.read(curve), sizes[0], rate, answer_tokens)
+        scaled = ScaledTime.of(streams, rate, answer_tokens)
+        curve, speed, chosen = SCALED_CURVE, scaled.speed, scaled.settings | chosen
+        load = replace(load, streams=streams, patience_s=scaled.patience_s)
     arguments: dict[str, object] = {"speed": speed, "curve": str(curve)}
     simulated = asyncio.run(_simulated(model, arguments))
     language, tokenizer = simulated.simulation.language, Tokenizer.from_buffer(simulated.model.tokenizer_json)
     traced = _read(trace, language, faster) if trace else None
 
     def arrivals() -> Arrivals:
-        return traced or Workload(workload, language, language.words, lengths, random.Random(faults or 0))
+        draw, n_agents = random.Random(faults or 0), max(AGENTS, _AGENTS_OF_A_STREAM * streams)
+        return traced or Workload(workload, language, language.words, lengths, draw, n_agents)
 
-    load = Load((), model.name, traced.rate if traced else rate, seconds)
-    striking = Striking(faults, fault_every) if faults is not None else None
+    load = replace(load, rate=traced.rate) if traced else load
+    cut_off_s = float(chosen.get("SILENCE_TIMEOUT_S", SILENCE_S)) + _CUT_OFF_LONGER_S
+    striking = Striking(faults, fault_every, cut_off_s) if faults is not None else None
     with sized_model(model, traced.longest if traced else lengths.longest(workload)) as (sized, settings):
         settings |= chosen
         fleets = [FleetSize(n, per_process, routers, gateways, sized, arguments, settings, coordinators) for n in sizes]

@@ -27,6 +27,7 @@ from tests.integration.router.processes import KillableRedis
 
 HOST = "127.0.0.1"
 WORKERS = "workers"
+_END_S = 120.0  # the longest end of a process that is told to
 _DRAIN_S = 0.5  # so that most requests of a process that ends are handed off
 
 
@@ -75,10 +76,10 @@ class FleetProcess:
         self.process.wait()
 
     def end(self) -> None:
-        """Tell it to end, as a rollout does, and wait until it has."""
+        """Tell it to end, as a rollout does, and wait until it has. Raises subprocess.TimeoutExpired."""
         assert self.process is not None
         self.process.terminate()
-        self.process.wait()
+        self.process.wait(_END_S)
 
     def order(self, line: str) -> None:
         """Give a process of workers a fault."""
@@ -86,6 +87,12 @@ class FleetProcess:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{line}\n".encode())
         self.process.stdin.flush()
+
+    @property
+    def worker_ids(self) -> Sequence[str]:
+        """The ids of the workers of a process of workers."""
+        name = self.environment["WORKER_ID"]
+        return [f"{name}-{index}" for index in range(self.n_workers)] if self.n_workers > 1 else [name]
 
     @property
     def usage(self) -> psutil.Process:
@@ -157,13 +164,13 @@ class Fleet:
             if process.process is not None and process.process.poll() is None:
                 process.kill()
 
-    async def wait_serving(self, n_workers: int, within_s: float) -> float:
+    async def wait_serving(self, n_workers: int, within_s: float, look_s: float = 0.05) -> float:
         """Wait until every router gives work to exactly `n_workers`; returns the seconds. Raises TimeoutError."""
         began = time.monotonic()
         async with asyncio.timeout(within_s):
             for address in self.router_addresses:
                 while await _eligible(address) != n_workers:  # noqa: ASYNC110  # known in another process
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(look_s)
         return time.monotonic() - began
 
     async def wait_ready(self, within_s: float) -> None:
@@ -195,21 +202,20 @@ class Fleet:
 
 @asynccontextmanager
 async def running_fleet(size: FleetSize, start_s: float) -> AsyncGenerator[Fleet, None]:
-    """Start a fleet and wait until it serves; raises TimeoutError, after printing the ends of the logs."""
+    """Start a fleet and wait until it serves; prints the ends of the logs after a TimeoutError, also one of its use."""
     with tempfile.TemporaryDirectory() as folder:
         redis = KillableRedis(Path(folder))
         redis.start()
         fleet = Fleet(size, Path(folder), redis)
         try:
             fleet.start()
-            try:
-                await fleet.wait_serving(size.workers, start_s)
-                await fleet.wait_ready(start_s)
-            except TimeoutError:
-                for process in fleet.processes:
-                    print(f"== {process.log.name}\n{process.log.read_text()[-2000:]}", file=sys.stderr)
-                raise
+            await fleet.wait_serving(size.workers, start_s)
+            await fleet.wait_ready(start_s)
             yield fleet
+        except TimeoutError:
+            for process in fleet.processes:
+                print(f"== {process.log.name}\n{process.log.read_text()[-2000:]}", file=sys.stderr)
+            raise
         finally:
             fleet.stop()
             redis.kill()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Tokenizer
 
-from bench.fleet.faults import FleetFault
+from bench.fleet.faults import StruckFault
 from bench.fleet.installation import FleetSize
 from bench.fleet.load import FleetAnswer, Load, most_open
 from bench.fleet.oracle import best_hit_rate, best_imbalance, imbalance
@@ -71,7 +71,7 @@ class FleetRun:
     decided: Mapping[float, float]
     computed_tokens: Sequence[int]  # by worker
     held: Sequence[str]  # resources held after the last answer
-    faults: Sequence[FleetFault]
+    faults: Sequence[StruckFault]
     resumes: int  # attempts that were interrupted, and went on elsewhere
     index: IndexUse | None  # None under faults
     convergence: Convergence | None
@@ -148,9 +148,11 @@ def _measured(run: FleetRun, tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
         parts = (came.router_s, came.coordinator_s, came.redis_s)
         yield "a router, a coordinator, Redis are replaced", ", ".join(f"{each:.2f} s" for each in parts)
     if run.faults:
-        yield "faults", "; ".join(f"{n} x {fault}" for fault, n in Counter(run.faults).items())
+        yield "faults", "; ".join(f"{n} x {fault}" for fault, n in Counter(each.fault for each in run.faults).items())
+        open_then = [each.open_streams for each in run.faults]
+        yield "open streams at the faults, median, most", f"{percentile(open_then, 50):,.0f}, {max(open_then):,}"
         yield "attempts that went on elsewhere", str(run.resumes)
-        yield "faults during an answer, at most", str(max((each.strikes for each in answers), default=0))
+        yield "attempts of an answer, at most", str(max((each.interruptions.attempts for each in answers), default=0))
     memory = run.after["workers"].rss_mib / size.workers
     yield "memory a worker", f"{memory:.2f} MiB"
 

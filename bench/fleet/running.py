@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import httpx
 from redis.asyncio import Redis
 
-from bench.fleet.faults import FleetFault, leaks, strike
+from bench.fleet.faults import Striking, StruckFault, leaks, strike
+from bench.fleet.generators import Generators, running_generators
 from bench.fleet.installation import Fleet, FleetProcess, FleetSize, running_fleet
 from bench.fleet.load import FleetAnswer, Load
 from bench.fleet.report import Convergence, FleetRun, IndexUse
@@ -29,14 +30,6 @@ _LEASES = RedisKeys("default").workers
 
 
 @dataclass(frozen=True, slots=True)
-class Striking:
-    """Faults during a load."""
-
-    seed: int
-    every_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Conditions:
     """Everything around the load of a run."""
 
@@ -48,24 +41,26 @@ class Conditions:
 async def run(size: FleetSize, load: Load, workload: Arrivals, conditions: Conditions) -> FleetRun:
     """Start a fleet, load it and measure."""
     idle_s, striking = conditions.idle_s, conditions.striking
+    draw = random.Random(striking.seed if striking else 0)
     async with running_fleet(size, _CONVERGE_S) as fleet:
-        load = replace(load, urls=fleet.urls, sent=[])
-        computed_before = {view.worker_id: view.state.computed_tokens for view in await fleet.views()}
-        decided_before = await decision_buckets(fleet)
-        await asyncio.sleep(_SETTLE_S if idle_s else 0.0)
-        started = before = component_uses(fleet)
-        if idle_s:
-            await asyncio.sleep(idle_s)
-            before = component_uses(fleet)
-        draw = random.Random(striking.seed if striking else 0)
-        index: IndexUse | None = None
-        struck: Sequence[FleetFault] = ()
-        if striking:
-            faults = asyncio.create_task(strike(fleet, load, random.Random(striking.seed), striking.every_s))
-            answers = await load.run(workload, draw, faults)
-            struck = await faults
-        else:
-            answers, index = await _watched(fleet, load, workload, draw)
+        load = replace(load, urls=fleet.urls)
+        async with running_generators(load, workload, draw) as generators:
+            computed_before = {view.worker_id: view.state.computed_tokens for view in await fleet.views()}
+            decided_before = await decision_buckets(fleet)
+            await asyncio.sleep(_SETTLE_S if idle_s else 0.0)
+            await generators.ready()
+            started = before = component_uses(fleet)
+            if idle_s:
+                await asyncio.sleep(idle_s)
+                before = component_uses(fleet)
+            generators.begin()
+            index: IndexUse | None = None
+            struck: Sequence[StruckFault] = ()
+            if striking:
+                struck = await strike(fleet, generators, striking, load.seconds)
+                answers = await generators.end()
+            else:
+                answers, index = await _watched(fleet, generators)
         after, decided = component_uses(fleet), await decision_buckets(fleet)
         held = await leaks(fleet, _GIVEN_BACK_S)
         computed = [view.state.computed_tokens - computed_before.get(view.worker_id, 0) for view in await fleet.views()]
@@ -77,12 +72,10 @@ async def run(size: FleetSize, load: Load, workload: Arrivals, conditions: Condi
     )  # fmt: skip
 
 
-async def _watched(
-    fleet: Fleet, load: Load, workload: Arrivals, draw: random.Random
-) -> tuple[list[FleetAnswer], IndexUse]:
+async def _watched(fleet: Fleet, generators: Generators) -> tuple[list[FleetAnswer], IndexUse]:
     """The answers, and what the coordinators took in meanwhile."""
     before, began, worst_s = await index_state(fleet), time.monotonic(), 0.0
-    loading = asyncio.create_task(load.run(workload, draw))
+    loading = asyncio.create_task(generators.end())
     while not loading.done():
         await asyncio.wait([loading], timeout=_WATCH_S)
         worst_s = max(worst_s, (await index_state(fleet)).lag_s)

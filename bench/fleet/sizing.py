@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
+from services.gateway.generation.poison import CLEARING_TOKENS
 from services.worker.settings import DEFAULT_KV_TOKENS
-from services.worker.simulated.curve import StepCurve
 
+SCALED_CURVE = Path(__file__).parent / "steps.json"  # its steps take a second
 _KV_REQUESTS = 2  # longest requests that a worker's KV cache holds, at least
+SILENCE_S = 2.5  # RYZANSTEIN_SILENCE_TIMEOUT_S where it is not set
+_LONGEST_SILENCE_S = 8.0  # below the time of the pings that take a silent worker for dead
+_PATIENCE_S = 180.0  # for a token
+_PATIENCE_STEPS = 3 * CLEARING_TOKENS  # a suspect of poison waits until those before it are cleared
+_WAIT_STEPS = 0.7  # until a request is in a step; plans are made when four fifths of the step before are over
 
 
 def sizes_of(sweep: str) -> list[int]:
@@ -37,10 +43,36 @@ def settings_of(given: Sequence[str]) -> dict[str, str]:
     return settings
 
 
-def speed_for(streams: int, curve: StepCurve, workers: int, rate: float, answer_tokens: int) -> float:
-    """The speed of workers at which `rate` answers a second keep `streams` of them open, spread evenly."""
-    step_s = curve.seconds(math.ceil(streams / workers), 0.0, 0, 0.0)
-    return answer_tokens * step_s * rate / streams
+@dataclass(frozen=True, slots=True)
+class ScaledTime:
+    """A time in which every step takes `step_s`, however many requests are in it, and limits that follow from it.
+
+    Steps whose time grew with their requests would queue more of these the slower they were, without an end.
+    """
+
+    step_s: float
+
+    @classmethod
+    def of(cls, streams: int, rate: float, answer_tokens: int) -> ScaledTime:
+        """The time in which `rate` answers a second keep `streams` of them open."""
+        return cls(streams / (rate * (answer_tokens + _WAIT_STEPS)))
+
+    @property
+    def speed(self) -> float:
+        """How many times faster than the curve."""
+        return 1 / self.step_s
+
+    @property
+    def patience_s(self) -> float:
+        """The longest wait of a client for a token."""
+        return max(_PATIENCE_S, _PATIENCE_STEPS * self.step_s)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Settings of the services. Heartbeats of a thousand workers with slow steps would take more than two cores."""
+        silence_s = min(max(SILENCE_S, self.step_s), _LONGEST_SILENCE_S)
+        limits = {"SILENCE_TIMEOUT_S": silence_s, "PROGRESS_TIMEOUT_S": 8 * silence_s, "SSE_HEARTBEAT_S": 60.0}
+        return {name: str(value) for name, value in (limits | {"PREFILL_STEP_MS": self.step_s * 1e3}).items()}
 
 
 @contextmanager

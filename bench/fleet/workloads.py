@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Literal, Protocol, get_args
 
 from ryzanstein.v1.worker_pb2 import Sampling
@@ -16,6 +16,7 @@ WorkloadName = Literal["plain", "prefix", "agents", "long"]
 WORKLOADS: Sequence[WorkloadName] = get_args(WorkloadName)
 _PREFIXES = 8  # different system prompts
 _TURNS = 8  # turns of an agent
+AGENTS = 8  # that take turns
 _TURN_TOKENS = 24  # a tool's result
 _DOCUMENTS = 2  # different long documents
 _LONG_SHARE = 0.1  # share of requests that ask about one
@@ -81,8 +82,9 @@ class Workload:
     vocabulary: Sequence[int]
     lengths: Lengths
     draw: random.Random
-    _numbers: Iterator[int] = field(default_factory=count)
-    _agents: list[tuple[str, list[int], int]] = field(default_factory=list)  # session, known tokens, turns left
+    n_agents: int = AGENTS  # that take turns
+    _begun: int = 0  # agents
+    _agents: deque[tuple[str, list[int], int]] = field(default_factory=deque)  # session, known tokens, turns left
     _prefixes: list[list[int]] = field(default_factory=list)
     _documents: list[list[int]] = field(default_factory=list)
 
@@ -127,10 +129,15 @@ class Workload:
         return self._request([*self.draw.choice(self._documents), *self._tokens(_QUESTION_TOKENS)])
 
     def _turn(self) -> FleetRequest:
-        """A turn of one of several agents: its prompt is all that was said, and a tool's result."""
-        if len(self._agents) < _TURNS or self.draw.random() < 1 / _TURNS:
-            self._agents.append((f"agent-{next(self._numbers)}", self._tokens(self.lengths.prompt), _TURNS))
-        session, known, left = self._agents.pop(self.draw.randrange(len(self._agents)))
+        """A turn of a new agent, or of the one that has waited the longest.
+
+        Its prompt is all that was said, and a tool's result.
+        """
+        if len(self._agents) < self.n_agents or self.draw.random() < 1 / _TURNS:
+            session, known, left = f"agent-{self._begun}", self._tokens(self.lengths.prompt), _TURNS
+            self._begun += 1
+        else:
+            session, known, left = self._agents.popleft()
         request = self._request(known, session)
         if left > 1:
             self._agents.append((session, [*known, *request.answer_ids, *self._tokens(_TURN_TOKENS)], left - 1))
