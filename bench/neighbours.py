@@ -2,27 +2,31 @@
 
     python -m bench.neighbours models/ryzanstein-tiny --neighbour /tmp/llama-0.5b --neighbour c.gguf
 
-The stream runs alone, next to neighbours that are awake without requests, while they wake in turn, and with a stream
-of each of them.
+The stream runs alone, next to neighbours that are awake without requests, while they wake in turn, while the KV cache
+takes its memory after each wake, and with a stream of each of them. The last column says for how much of the longest
+step a thread of the stream's ranks was ready to run and had no core.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
 
+import psutil
 import typer
 from rich.console import Console
 from rich.table import Table
 from ryzanstein.v1 import worker_pb2 as pb
 
 from bench.reading import Reading, lower, write_readings
-from bench.sleep import FirstToken, idle, serving
+from bench.sleep import FirstToken, all_taken, idle, serving
 from bench.stats import median, percentile
 from services.worker.engine.base import Engine
 from services.worker.engine.output import Output
@@ -32,36 +36,68 @@ from services.worker.settings import WorkerSettings
 _PROMPT = tuple(range(5, 21))
 _BEGIN = 8  # tokens before a neighbour wakes
 
-Gaps = list[tuple[float, float]]  # begin and end of each step, seconds
+
+class CoreWaits:
+    """The waits of all threads that a process's children have now."""
+
+    def __init__(self) -> None:
+        ranks = psutil.Process(os.getpid()).children(recursive=True)
+        tasks = (task for rank in ranks for task in Path(f"/proc/{rank.pid}/task").iterdir())
+        self._files = [(task / "schedstat").open("rb", buffering=0) for task in tasks]
+
+    def read(self) -> list[int]:
+        """Nanoseconds of each thread since its start."""
+        return [int(os.pread(file.fileno(), 64, 0).split()[1]) for file in self._files]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step between two outputs; times in seconds."""
+
+    start: float
+    stop: float
+    waited: float  # for a core, of the thread that waited longest
+
+    @property
+    def ms(self) -> float:
+        """Its length."""
+        return (self.stop - self.start) * 1e3
+
+
+Steps = list[Step]
 
 
 class Stream(FirstToken):
     """Keeps the times of a request's outputs."""
 
-    def __init__(self) -> None:
+    def __init__(self, waits: CoreWaits) -> None:
         super().__init__()
-        self.times: list[float] = []
+        self._waits = waits
+        self._outputs: list[tuple[float, list[int]]] = []
         self.begun, self.ended = asyncio.Event(), asyncio.Event()
 
     def add(self, request: EngineRequest, output: Output) -> None:
         """Take a step's output."""
         super().add(request, output)
-        self.times.append(perf_counter())
-        if len(self.times) == _BEGIN or output.finish is not None:
+        self._outputs.append((perf_counter(), self._waits.read()))
+        if len(self._outputs) == _BEGIN or output.finish is not None:
             self.begun.set()
         if output.finish is not None:
             self.ended.set()
 
     @property
-    def gaps(self) -> Gaps:
+    def steps(self) -> Steps:
         """The steps between two outputs."""
-        return list(itertools.pairwise(self.times))
+        return [
+            Step(start, stop, max((after - before for before, after in zip(old, new, strict=True)), default=0) / 1e9)
+            for (start, old), (stop, new) in itertools.pairwise(self._outputs)
+        ]
 
 
 @asynccontextmanager
-async def decoding(engine: Engine, tokens: int) -> AsyncGenerator[Stream, None]:
+async def decoding(engine: Engine, tokens: int, waits: CoreWaits) -> AsyncGenerator[Stream, None]:
     """Decode up to `tokens` until the end of the block."""
-    stream = Stream()
+    stream = Stream(waits)
     request = EngineRequest("r", _PROMPT, pb.Sampling(max_tokens=tokens, ignore_eos=True))
     engine.submit(request, stream)
     await stream.came.wait()
@@ -70,21 +106,21 @@ async def decoding(engine: Engine, tokens: int) -> AsyncGenerator[Stream, None]:
     await idle(engine)
 
 
-async def whole(engines: Sequence[Engine], tokens: int) -> list[Stream]:
-    """A stream of each engine at the same time, until the first one ends."""
+async def whole(engines: Sequence[Engine], tokens: int, waits: CoreWaits) -> Steps:
+    """The steps of the first engine's stream, with one of each engine at the same time, until the first one ends."""
     async with AsyncExitStack() as stack:
-        streams = [await stack.enter_async_context(decoding(engine, tokens)) for engine in engines]
+        streams = [await stack.enter_async_context(decoding(engine, tokens, waits)) for engine in engines]
         ends = [asyncio.create_task(stream.ended.wait()) for stream in streams]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for end in ends:
             end.cancel()
-        return streams
+        return streams[0].steps
 
 
-async def during_a_wake(engine: Engine, neighbour: Engine, tokens: int) -> Gaps:
-    """The steps of a stream that a neighbour's wake touches."""
+async def during_a_wake(engine: Engine, neighbour: Engine, tokens: int, waits: CoreWaits) -> tuple[list[Step], Steps]:
+    """The steps of a stream that a neighbour's wake touches, and those while its KV cache takes memory afterwards."""
     await neighbour.sleep(1)
-    async with decoding(engine, tokens) as stream:
+    async with decoding(engine, tokens, waits) as stream:
         await stream.begun.wait()
         began = perf_counter()
         neighbour.wake()
@@ -92,48 +128,52 @@ async def during_a_wake(engine: Engine, neighbour: Engine, tokens: int) -> Gaps:
             while neighbour.phase == pb.PHASE_WAKING:
                 await changed.wait()
                 changed.clear()
-        ended = perf_counter()
-    return [(start, stop) for start, stop in stream.gaps if stop > began and start < ended]
+        awake = perf_counter()
+        await all_taken(neighbour)
+        taken = perf_counter()
+    waking = [step for step in stream.steps if step.stop > began and step.start < awake]
+    return waking, [step for step in stream.steps if step.start >= awake and step.start < taken]
 
 
-def lengths(gaps: Gaps) -> list[float]:
-    """The steps' times in ms."""
-    return [(stop - start) * 1e3 for start, stop in gaps]
-
-
-async def measure(settings: Sequence[WorkerSettings], rounds: int, tokens: int) -> dict[str, list[float]]:
-    """The times of the first model's steps in ms, by what the other models do meanwhile."""
-    steps: dict[str, list[float]] = {}
-
-    async def decode(what: str, engines: Sequence[Engine]) -> None:
-        streams = [(await whole(engines, tokens))[0] for _ in range(rounds)]
-        steps[what] = [ms for stream in streams for ms in lengths(stream.gaps)]
-
+async def measure(settings: Sequence[WorkerSettings], rounds: int, tokens: int) -> dict[str, Steps]:
+    """The steps of the first model's stream, by what the other models do meanwhile."""
+    steps: dict[str, Steps] = {}
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(serving(settings[0]))
-        await whole([engine], tokens)
+        waits = CoreWaits()  # the neighbours' ranks are not there yet
+
+        async def decode(what: str, engines: Sequence[Engine]) -> None:
+            steps[what] = [step for _ in range(rounds) for step in await whole(engines, tokens, waits)]
+
+        await whole([engine], tokens, waits)
         await decode("alone", [engine])
         neighbours = [await stack.enter_async_context(serving(each)) for each in settings[1:]]
         await decode("neighbours awake", [engine])
-        wakes = [await during_a_wake(engine, each, tokens) for _ in range(rounds) for each in neighbours]
-        steps["a neighbour wakes"] = [ms for gaps in wakes for ms in lengths(gaps)]
+        wakes = [await during_a_wake(engine, each, tokens, waits) for _ in range(rounds) for each in neighbours]
+        for place, what in enumerate(("a neighbour wakes", "its cache takes memory")):
+            steps[what] = [step for wake in wakes for step in wake[place]]
         await decode("all decode", [engine, *neighbours])
     return steps
 
 
-def report(steps: dict[str, list[float]]) -> list[Reading]:
+def report(steps: dict[str, Steps]) -> list[Reading]:
     """Print the steps; return the readings."""
-    table, readings = Table("", "median", "95 %", "largest", title="ms of a step", title_justify="left"), []
-    for what, times in steps.items():
-        figures = {"median": median(times), "95 %": percentile(times, 95), "largest": max(times, default=0.0)}
-        table.add_row(what, *(f"{ms:.2f}" for ms in figures.values()))
+    title, readings = "ms of a step", list[Reading]()
+    table = Table("", "steps", "median", "95 %", "longest", "of it without a core", title=title, title_justify="left")
+    for what, every in steps.items():
+        times = [step.ms for step in every]
+        figures = {"median": median(times), "95 %": percentile(times, 95), "longest": max(times, default=0.0)}
+        waited = max(((step.ms, step.waited * 1e3) for step in every), default=(0.0, 0.0))[1]
+        table.add_row(what, str(len(every)), *(f"{ms:.2f}" for ms in (*figures.values(), waited)))
         readings += [lower(f"neighbours/{what}/{name}", ms, "ms") for name, ms in figures.items()]
     console = Console()
     console.print(table)
-    usual = median(steps["alone"])
-    cost, longest = (median(steps[what]) / usual for what in ("neighbours awake", "a neighbour wakes"))
+    usual = median([step.ms for step in steps["alone"]])
+    awake, wakes = ([step.ms / usual for step in steps[what]] for what in ("neighbours awake", "a neighbour wakes"))
     console.print(
-        f"neighbours that are awake: {cost - 1:+.1%}; while one wakes: {longest - 1:+.1f} steps", highlight=False
+        f"neighbours that are awake: {median(awake) - 1:+.1%}; while one wakes: {median(wakes) - 1:+.1f} steps at the "
+        f"median, {max(wakes, default=1.0) - 1:+.1f} at most",
+        highlight=False,
     )
     return readings
 

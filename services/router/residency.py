@@ -109,7 +109,7 @@ class Residency:
         """Wake a worker; False if its host's memory does not suffice, and another worker could give some."""
         try:
             async with self._stub(use) as stub:
-                await stub.Wake(worker_pb2.WakeRequest(), timeout=_WAKE_S)
+                await stub.Wake(worker_pb2.WakeRequest(promised_bytes=self._promised_beside(use)), timeout=_WAKE_S)
         except grpc.aio.AioRpcError as error:
             short = error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
             if short and any(other.movable for other in self._awake_beside(use)):
@@ -174,6 +174,11 @@ class Residency:
         """The awake workers of the same host."""
         host = use.member.state.host
         return [other for other in self._all() if other.awake and other.member.state.host == host and other is not use]
+
+    def _promised_beside(self, use: WorkerUse) -> int:
+        """Bytes that awake workers of the same host have yet to take, which their host still counts as available."""
+        others = self._awake_beside(use) if use.member.state.host else []
+        return sum(other.member.state.promised_bytes for other in others)
 
     async def _free_one(self, use: WorkerUse) -> None:
         """Put a worker of the same host to sleep, a busy one once its requests have ended. Raises WakeError."""

@@ -1,8 +1,12 @@
-"""A pool at zero: routers hold its requests, scale it up, and scale it down again."""
+"""A pool at zero: routers hold its requests, scale it up, and scale it down again.
+
+``RYZANSTEIN_TEST_TURNS`` says how many times in a row, on one installation.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import time
 from collections.abc import Awaitable, Callable
@@ -29,6 +33,7 @@ AT_ZERO = {
 }
 EACH = 6  # plain requests of a start, and streams
 STARTS = 20
+TURNS = int(os.environ.get("RYZANSTEIN_TEST_TURNS", "1"))
 COLD_S = 240
 CROWD, CROWD_S = 1000, 10
 ROUNDING_S = 1  # Kubernetes writes whole seconds
@@ -54,6 +59,13 @@ def cold(namespaces: Namespaces) -> Installation:
     return installation
 
 
+@pytest.fixture(scope="module", autouse=True, params=range(1, TURNS + 1))
+def turn(request: pytest.FixtureRequest) -> int:
+    """All tests of the file run before the next turn."""
+    number: int = request.param
+    return number
+
+
 def replicas(kube: Kube) -> int:
     """The replicas that the pool shall have."""
     return int(kube.get("statefulset", "ryzanstein-workers-default")["spec"]["replicas"])
@@ -72,7 +84,7 @@ def ready_at(cold: Installation) -> float:
         ready = [each for each in conditions if (each["type"], each["status"]) == ("Ready", "True")]
         return [datetime.fromisoformat(each["lastTransitionTime"]).timestamp() for each in ready]
 
-    cold.kube.until("a worker pod is ready", moments, COLD_S, every_s=0.5)
+    cold.kube.until("a worker pod is ready", lambda: bool(moments()), COLD_S, every_s=0.5)
     return min(moments())
 
 
@@ -128,9 +140,9 @@ def start(cold: Installation, disturb: Callable[[], object] = lambda: None) -> f
 
 
 @pytest.mark.timeout(120 * STARTS)
-def test_cold_starts_lose_no_request(cold: Installation, figures: dict[str, object]) -> None:
+def test_cold_starts_lose_no_request(cold: Installation, turn: int, figures: dict[str, object]) -> None:
     after_ready = [start(cold) for _ in range(STARTS)]
-    figures["first token after the pod's readiness"] = {
+    figures[f"first token after the pod's readiness, turn {turn}"] = {
         "median": round(statistics.median(after_ready), 2),
         "worst": round(max(after_ready), 2),
     }
@@ -147,11 +159,14 @@ def test_cold_start_survives_a_restart(cold: Installation, component: str) -> No
     cold.wait_ready()
 
 
-def test_crowd_at_a_cold_pool_is_served_in_order(cold: Installation, figures: dict[str, object]) -> None:
+def test_crowd_at_a_cold_pool_is_served_in_order(cold: Installation, turn: int, figures: dict[str, object]) -> None:
     wait_for_zero(cold)
     burst = asyncio.run(ask(cold.url, [plain] * CROWD, CROWD_S / CROWD))
     assert burst.failures == []
     waits = [answered - sent for sent, answered in zip(burst.sent, burst.answered, strict=True)]
-    figures["crowd at a cold pool"] = {"median": round(statistics.median(waits), 2), "worst": round(max(waits), 2)}
+    figures[f"crowd at a cold pool, turn {turn}"] = {
+        "median": round(statistics.median(waits), 2),
+        "worst": round(max(waits), 2),
+    }
     tenth = CROWD // 10
     assert statistics.median(burst.answered[:tenth]) <= statistics.median(burst.answered[-tenth:])

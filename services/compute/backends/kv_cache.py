@@ -12,7 +12,7 @@ from torch import Tensor
 from services.compute.backends.kv_format import KvFormat
 from services.compute.backends.shapes import KvShape
 from services.compute.backends.states import StateStore
-from services.compute.backends.zeros import take_memory, zeros
+from services.compute.backends.zeros import zeros
 
 Rotation = Callable[[Tensor], None]  # rotates the first rotary_dim elements of heads [n, n_heads, head_dim] in place
 
@@ -46,7 +46,8 @@ class CacheWriter(Protocol):
 class KvCache:
     """K and V of every layer in blocks. Block 0, the null block, is always zero and is read where there is no key.
 
-    `layers[i]` is [n_blocks + 1, ...] in the layout of the format.
+    `layers[i]` is [n_blocks + 1, ...] in the layout of the format. Blocks take no memory of the host until they are
+    written, or taken: see `zeros`.
     """
 
     def __init__(
@@ -75,7 +76,6 @@ class KvCache:
         sizes = (n_blocks + 1, shape.n_kv_heads, 2, shape.head_dim)
         n_summarised = n_layers if summarised else 0
         self.summaries = [zeros(sizes, dtype, device) for _ in range(n_summarised)]
-        take_memory((*self.layers, *self.summaries))
 
     def store(self, layer: int, slots: Tensor, qkv: Tensor, rotation: Rotation | None = None) -> None:
         """Rotate queries and keys of `qkv`, and write K and V to `slots` of a layer, as `CacheWriter.store` does."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from pathlib import Path
 
 from torch import Tensor
 
+from services.compute.backends.advice import UNNEEDED, advise
+
 _LEAST = 1 << 18  # bytes of a tensor; what smaller ones leave, the next larger one gives back
 _MAPS = Path("/proc/self/maps")
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def give_back_code() -> None:
@@ -20,7 +18,7 @@ def give_back_code() -> None:
         span, access, _, _, inode = line.split(maxsplit=5)[:5]
         if access == "r-xp" and inode != "0":  # never written to
             start, stop = (int(end, 16) for end in span.split("-"))
-            _advise_unneeded(range(start, stop))
+            advise(range(start, stop), UNNEEDED)
 
 
 class MappedFile:
@@ -36,12 +34,7 @@ class MappedFile:
     def give_back(self) -> None:
         """Give the memory of all pages back that were read. Raises OSError."""
         if self._span:
-            _advise_unneeded(self._span)
-
-
-def _advise_unneeded(span: range) -> None:
-    if _libc.madvise(span.start, len(span), mmap.MADV_DONTNEED):
-        raise OSError(ctypes.get_errno(), "madvise")
+            advise(self._span, UNNEEDED)
 
 
 def _mapped_span(address: int) -> range | None:

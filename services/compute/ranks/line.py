@@ -7,7 +7,7 @@ from enum import IntEnum
 from services.compute.ranks.segment import Segment
 
 _LINE = 64
-_BEAT, _STATE, _PID, _STEP, _HELD = range(5)
+_BEAT, _STATE, _PID, _STEP, _HELD, _PROMISED = range(6)
 
 
 class RankState(IntEnum):
@@ -53,14 +53,20 @@ class RankLine:
         """Publish the step that the rank begins."""
         self._cells[self._base + _STEP] = step
 
-    def hold(self, n_bytes: int) -> None:
-        """Publish the memory that the rank holds."""
+    def hold(self, n_bytes: int, promised: int = 0) -> None:
+        """Publish the memory that the rank holds, and what it has yet to take for its KV cache."""
         self._cells[self._base + _HELD] = n_bytes
+        self._cells[self._base + _PROMISED] = promised
 
     @property
     def held(self) -> int:
-        """Bytes that the rank held after its start, or after its last sleep or wake."""
+        """Bytes that the rank held after its start, or after its last sleep or wake, and what it has taken since."""
         return self._cells[self._base + _HELD]
+
+    @property
+    def promised(self) -> int:
+        """Bytes that the rank has yet to take for its KV cache."""
+        return self._cells[self._base + _PROMISED]
 
     @property
     def beats(self) -> int:

@@ -33,7 +33,7 @@ MAX_SLEEP_LEVEL = 2
 # Fields that change with every token wait for the heartbeat or a change by a tenth: every state goes to all routers.
 _DRIFTING = (
     *("kv_blocks_used", "kv_blocks_cached", "prefill_tokens_per_s", "decode_step_ms", "pull_bytes_per_s"),
-    *("computed_tokens", "drafted_tokens", "accepted_tokens"),
+    *("computed_tokens", "drafted_tokens", "accepted_tokens", "memory_bytes", "promised_bytes"),
 )
 _DRIFT = 0.1
 _CODES = {
@@ -193,7 +193,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     ) -> pb.WakeResponse:
         """Begin to wake."""
         try:
-            self._engine.wake()
+            self._engine.wake(request.promised_bytes)
         except (PhaseRefusedError, NoRoomError) as error:
             await context.abort(_REFUSED[type(error)], str(error))
         return pb.WakeResponse()

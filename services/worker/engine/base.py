@@ -227,8 +227,8 @@ class Engine(ABC):
         """What, besides requests, must not be interrupted by a sleep now; empty: nothing."""
 
     @abstractmethod
-    def _check_room(self) -> None:
-        """Raise NoRoomError if memory does not suffice to wake."""
+    def _check_room(self, promised_bytes: int) -> None:
+        """Raise NoRoomError if memory does not suffice to wake, without what other workers have yet to take."""
 
     async def sleep(self, level: int) -> None:
         """Give the model's memory back; does nothing while asleep. Level 2 keeps no copies of the weights.
@@ -248,16 +248,17 @@ class Engine(ABC):
         self._slept = asyncio.create_task(self._give_back(level), name="sleep")
         await asyncio.shield(self._slept)
 
-    def wake(self) -> None:
+    def wake(self, promised_bytes: int = 0) -> None:
         """Begin to wake; does nothing while waking or serving.
 
-        Raises PhaseRefusedError in other phases, NoRoomError.
+        `promised_bytes`: memory that other workers of the machine have yet to take. Raises PhaseRefusedError in other
+        phases, NoRoomError.
         """
         if self.phase in {pb.PHASE_SERVING, pb.PHASE_WAKING}:
             return
         if self.phase != pb.PHASE_SLEEPING:
             raise PhaseRefusedError(f"the worker is {phase_name(self.phase)}: {self.detail}")
-        self._check_room()
+        self._check_room(promised_bytes)
         self._wake_began = time.monotonic()
         self._enter(pb.PHASE_WAKING, "waking")
         self._wake_wanted.set()

@@ -39,6 +39,7 @@ class EngineState:
     adapter_slots: int = 0
     adapter_waiting: int = 0  # requests whose adapter is being loaded or waits for a slot
     memory_bytes: int = 0  # memory that ranks and host tier hold now; 0: not measured
+    promised_bytes: int = 0  # memory that the ranks have yet to take for their KV cache after a wake
     memory: Mapping[str, int] = field(default_factory=dict)  # `EngineFacts.memory`, by purpose
     kv_places: tuple[pb.KvPlaceState, ...] = ()  # places below the device, fastest first
     wake_ms: int = 0  # time of the last wake, from asleep to serving; 0: not measured

@@ -15,10 +15,9 @@ from services.common.lifecycle import StartupError
 from services.common.recovery import Recovery
 from services.common.tasks import end_tasks
 from services.compute.backends.sizing import available_host_memory
-from services.compute.ranks.memory import in_mib
 from services.worker.adapters.slots import AdapterSlots, inspect
 from services.worker.engine.base import Engine, LifeObserver, OutputSink, StepObserver, StepReport
-from services.worker.engine.errors import InvalidRequestError, NoRoomError, NotServingError
+from services.worker.engine.errors import InvalidRequestError, NotServingError
 from services.worker.engine.kv_events import BlockPlace
 from services.worker.engine.output import Output, Progress
 from services.worker.engine.request import AdapterRef, EngineRequest
@@ -33,7 +32,7 @@ from services.worker.native.live import LiveRequest
 from services.worker.native.probe import probe_request
 from services.worker.native.pump import StepPump
 from services.worker.native.ranks import Ranks
-from services.worker.native.startup import scheduler_config
+from services.worker.native.startup import require_room_to_wake, scheduler_config
 from services.worker.native.step_cost import LEAST_PROMPT_S, StepCost, StepTimer
 from services.worker.process.failure import RanksFailedError
 from services.worker.protocol.plan import StepPlan, StepResult
@@ -86,6 +85,7 @@ class NativeEngine(Engine):
             standby_tokens=self._config.neighbours.copies.tokens if device and device.shared else 0,
             kv_places=self._tiers.states() if self._tiers else (),
             memory_bytes=self._ranks.held + self.transfers.places.host_bytes,
+            promised_bytes=self._ranks.promised,
             memory=self.facts.memory.parts() if self.facts else {},
             wake_ms=self.wake_ms,
             warming=self.warming,
@@ -266,14 +266,12 @@ class NativeEngine(Engine):
         trim()
         self.changes.announce()
 
-    def _check_room(self) -> None:
+    def _check_room(self, promised_bytes: int) -> None:
         if self._config.ranks.device != "cpu":
             return  # a rank finds out when it brings the weights back to its GPU
         assert self.facts is not None, "a worker that sleeps has served"
-        account = self.facts.memory
-        needed, room = account.total - account.server - self.state().memory_bytes, available_host_memory()
-        if needed > room:
-            raise NoRoomError(f"to wake takes {in_mib(needed)} MiB of memory but {in_mib(room)} MiB are available")
+        held, available = self.state().memory_bytes, available_host_memory()
+        require_room_to_wake(self.facts.memory, held, available, promised_bytes)
 
     async def _follow_wakes(self, pump: StepPump) -> None:
         """Wake the ranks whenever that is wanted, until they are lost."""

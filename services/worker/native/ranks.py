@@ -35,6 +35,11 @@ class Ranks(BlockRanks, Protocol):
     def held(self) -> int:
         """Bytes that the ranks held after their start, or their last sleep or wake; 0 without ranks."""
 
+    @property
+    def promised(self) -> int:
+        """Bytes that the ranks have yet to take for their KV cache after a wake."""
+        ...
+
     async def sleep(self, level: int) -> None:
         """Give weights, KV cache and graphs back, after the submitted plans; raises RanksFailedError."""
 

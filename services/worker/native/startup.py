@@ -17,7 +17,8 @@ from services.compute.model.loading.folder import ModelFolder, open_folder
 from services.compute.model.loading.hub import Download, local_model
 from services.compute.model.spec import ModelError, ModelSpec
 from services.compute.ranks.config import RankGroupConfig
-from services.compute.ranks.memory import in_mib
+from services.compute.ranks.memory import MemoryAccount, in_mib
+from services.worker.engine.errors import NoRoomError
 from services.worker.kv_transfer.opening import TierSizes
 from services.worker.process.downloader import download
 from services.worker.scheduling.config import SchedulerConfig
@@ -210,6 +211,17 @@ def require_room(settings: WorkerSettings, spec: ModelSpec, config: RankGroupCon
         f"{_LOWER_FOR_ADAPTERS if least.adapters else ''} or "
         f"{'RYZANSTEIN_MAX_RUNNING' if least.states else 'RYZANSTEIN_MAX_BATCHED_TOKENS'}"
     )
+
+
+def require_room_to_wake(account: MemoryAccount, held: int, available: int, promised: int) -> None:
+    """Raise NoRoomError if a worker that sleeps, and holds `held` bytes, has no room for its account.
+
+    `promised`: bytes that other workers have yet to take of those that are `available`.
+    """
+    needed, room = account.total - account.server - held, max(0, available - promised)
+    if needed > room:
+        others = f", without {in_mib(promised)} MiB that workers which woke have yet to take" if promised else ""
+        raise NoRoomError(f"to wake takes {in_mib(needed)} MiB of memory but {in_mib(room)} MiB are available{others}")
 
 
 def _dtype(dtype_setting: str, spec: ModelSpec, device: str) -> str:

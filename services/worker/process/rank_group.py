@@ -124,6 +124,11 @@ class RankGroup:
         """Bytes that the ranks held after their start, or their last sleep or wake; 0 without ranks."""
         return self._current.held if self._current else 0
 
+    @property
+    def promised(self) -> int:
+        """Bytes that the ranks have yet to take for their KV cache after a wake."""
+        return self._current.promised if self._current else 0
+
     async def sleep(self, level: int) -> None:
         """Give weights, KV cache and graphs back, after the submitted plans. Raises RanksFailedError."""
         await asyncio.shield(self._living().order(SleepOrder(level)))

@@ -79,6 +79,11 @@ class RankGroupRun:
         return sum(line.held for line in self._link.lines) if self._pidfds else 0
 
     @property
+    def promised(self) -> int:
+        """Bytes that the ranks have yet to take for their KV cache."""
+        return sum(line.promised for line in self._link.lines) if self._pidfds else 0
+
+    @property
     def _working(self) -> bool:
         return self.in_flight > 0 or len(self._orders) > 0
 

@@ -11,6 +11,7 @@ from typing import Any
 from services.common.heap import freeze_started
 from services.compute.backends.base import Memory, ParkingMemory
 from services.compute.backends.parking import Restore
+from services.compute.backends.zeros import Intake
 from services.compute.model.footprint import Footprint
 from services.compute.model.layers.head import Head
 from services.compute.model.loading.folder import KnownFiles
@@ -62,6 +63,7 @@ class Awake:
     runner: Runner[Any]
     copier: BlockCopier
     states: StateCopier
+    intake: Intake = field(default_factory=Intake)  # takes the KV cache's memory after a wake
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ class Sleeper:
     _awake: Awake | None
     _rebuild: Callable[[LoadedModel | None], Awake]  # from the files without a model
     _memory: Memory
-    _hold: Callable[[int], None]  # called with the bytes that the process holds after every sleep and wake
+    # Called with the bytes that the process holds, and has yet to take, after every sleep and wake and while it takes.
+    _hold: Callable[[int, int], None]
     _parked: _Parked | None = field(default=None, init=False)
 
     @property
@@ -111,10 +114,13 @@ class Sleeper:
                 gc.collect()
         gc.freeze()  # the wake collects only what it makes
         memory.rest()
-        self._hold(memory.held())
+        self._hold(memory.held(), 0)
 
     def wake(self) -> None:
-        """Bring the weights back and warm up. Does nothing while awake. Raises what a start raises."""
+        """Bring the weights back and warm up. Does nothing while awake. Raises what a start raises.
+
+        On CPUs the KV cache takes its memory afterwards, by `take`.
+        """
         if self._awake is not None:
             return
         parked, self._parked = self._parked, None
@@ -122,4 +128,17 @@ class Sleeper:
             parked.restore()
         self._awake = self._rebuild(parked.model if parked else None)
         freeze_started()
-        self._hold(self._memory.held())
+        self._hold(self._memory.held(), self._awake.intake.left)
+
+    @property
+    def rest_s(self) -> float | None:
+        """Seconds until the KV cache is due to take more memory; None: it has all, or the rank is asleep."""
+        if self._awake is None or not self._awake.intake.left:
+            return None
+        return self._awake.intake.rest_s
+
+    def take(self) -> None:
+        """Take a page of the KV cache's memory. Raises OSError where the system has none."""
+        intake = self.awake.intake
+        intake.take()
+        self._hold(self._memory.held(), intake.left)

@@ -61,6 +61,10 @@ class ServerLink:
         """Whether there is a message within `timeout_s` seconds."""
         return self._plans.wait(timeout_s, self.patience)
 
+    def sleeps(self, timeout_s: float) -> bool:
+        """Like `waits`, without spinning."""
+        return self._plans.wait(timeout_s, Patience(0.0))
+
     def receive(self) -> Received:
         """Wait for the next plan. Raises ServerGoneError, MalformedMessageError."""
         began = time.perf_counter_ns()

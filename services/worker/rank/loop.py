@@ -48,10 +48,17 @@ class StepLoop:
             self._link.send(encode_answer(received.number, self._execute(received.plan)))
 
     def _await_message(self) -> None:
-        """Return once there is a message, or once no step is awaited: its tokens may come before the next plan."""
+        """Return once there is a message, or once no step is awaited: its tokens may come before the next plan.
+
+        A KV cache that has yet to take memory takes some whenever that is due, also while messages wait.
+        """
         while self._awaited is not None and not self._link.waits(_LOOK_S):
             if self._awaited.arrived():
                 self._finish_awaited()
+        while (rest_s := self._sleeper.rest_s) is not None:
+            if rest_s and self._link.sleeps(rest_s):
+                return
+            self._sleeper.take()
 
     def _step(self, plan: PlanView, wait_us: int) -> None:
         with naming_what_to_lower("a step", "RYZANSTEIN_GPU_MEMORY_UTILIZATION"):

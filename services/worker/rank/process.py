@@ -17,6 +17,7 @@ from services.compute.backends.base import Backend, DeviceMemory, ModelBackend
 from services.compute.backends.collectives import Communicator, StepCommunicator
 from services.compute.backends.kv_format import find_kv_format
 from services.compute.backends.opening import open_backend
+from services.compute.backends.zeros import Intake, take_memory
 from services.compute.model.loading.folder import KnownFiles
 from services.compute.model.loading.pooling import Pooling
 from services.compute.ranks.config import RankGroupConfig
@@ -113,7 +114,7 @@ class Build:
             else:
                 later = model.footprint.later
                 n_blocks = meter.size_kv_cache(config, model.kv_bytes_per_token, later, self.comm, backend.device)
-            awake = self._awaken(model, n_blocks)
+            awake = self._awaken(model, n_blocks, at_once=True)
         meter.growth()
         with phases.measure("warm_up"):
             self._warm_up(awake, n_blocks)
@@ -149,7 +150,7 @@ class Build:
         if warms:
             self.warming()
         with naming_what_to_lower("the KV cache", LOWER_STEP):
-            awake = self._awaken(model, n_blocks)
+            awake = self._awaken(model, n_blocks, at_once=False)
         if warms:
             self._warm_up(awake, n_blocks)
         return awake
@@ -160,12 +161,17 @@ class Build:
             self.backend.memory.release()  # the memory of packing
         return model
 
-    def _awaken(self, model: LoadedModel, n_blocks: int) -> Awake:
+    def _awaken(self, model: LoadedModel, n_blocks: int, *, at_once: bool) -> Awake:
+        """Make what serves. On CPUs the KV cache takes its memory now, or by the intake."""
         cache, config = model.make_cache(n_blocks), self.config
         runner = _make_runner(config, model, cache, n_blocks, self.comm, self.backend)
         arrived = [cache.summarise] if config.page_summaries else []
         states = StateCopier(cache.states if config.has_state else None, self.staging)
-        return Awake(model, runner, BlockCopier(cache.layers, self.staging, *arrived), states)
+        memory = (*cache.layers, *(cache.summaries if config.page_summaries else ()))
+        if at_once:
+            take_memory(memory)
+        intake = Intake() if at_once else Intake(memory)
+        return Awake(model, runner, BlockCopier(cache.layers, self.staging, *arrived), states, intake)
 
     def _warm_up(self, awake: Awake, n_blocks: int) -> None:
         """Compute first steps: kernels are compiled and steps captured before a request needs them."""

@@ -71,7 +71,7 @@ class SimulatedEngine(NativeEngine):
             raise InvalidRequestError("grammar", "a simulated worker follows no grammar: it answers with random words")
         super().submit(request, sink)
 
-    def _check_room(self) -> None:
+    def _check_room(self, promised_bytes: int) -> None:
         """Simulated ranks take no memory."""
 
 

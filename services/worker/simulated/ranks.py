@@ -79,6 +79,11 @@ class SimulatedRanks:
         return 0
 
     @property
+    def promised(self) -> int:
+        """Simulated ranks take no memory."""
+        return 0
+
+    @property
     def signs(self) -> int:
         """Grows with the time while a plan is computed, except during a stall."""
         now = time.monotonic()

@@ -220,7 +220,7 @@ class VllmEngine(Engine):
     def _why_awake(self) -> str:
         return ""
 
-    def _check_room(self) -> None:
+    def _check_room(self, promised_bytes: int) -> None:
         """vLLM itself checks the memory of its GPUs."""
 
     def _on_phase(self, at: str) -> None:

@@ -51,6 +51,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.cannot_wake = ""  # why its memory does not suffice
         self.woken_phase = pb.PHASE_SERVING  # the phase that follows the order to wake
         self.naps: list[str] = []  # the calls that changed its phase
+        self.promised: list[int] = []  # bytes that others have yet to take, by calls that woke it
         self.cannot_sleep = ""
         self.refused_sleeps = 0
         self.stalled = asyncio.Event()  # while set, the worker sends no states
@@ -213,6 +214,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, self.cannot_wake)
         if self.state.phase == pb.PHASE_SLEEPING:
             self.naps.append("wake")
+            self.promised.append(request.promised_bytes)
             self.update(phase=self.woken_phase)
         return pb.WakeResponse()
 

@@ -179,6 +179,15 @@ async def test_worker_wakes_only_after_the_one_that_takes_its_memory_now(host: H
     assert second.naps == ["wake"]
 
 
+async def test_wake_is_told_the_memory_promised_to_awake_workers_of_the_host(host: Host) -> None:
+    for name, where, promised in (("a", "here", 10), ("b", "here", 200), ("c", "there", 3000)):
+        await host.worker(name, max_awake=0, host=where, phase=SERVING, promised_bytes=promised)
+    wanted, lone = await host.worker("wanted", max_awake=0), await host.worker("lone", host="")
+    for worker in (wanted, lone):
+        await host.residency.wake(worker.worker_id)
+    assert (wanted.promised, lone.promised) == ([210], [0])
+
+
 async def test_request_for_a_model_that_cannot_wake_is_refused_with_the_reason(fleet: RouterRig) -> None:
     worker = await fleet.worker("asleep", phase=SLEEPING)
     worker.cannot_wake = "needs 2 GiB, 1 GiB is available"

@@ -31,6 +31,7 @@ class FakeGroup:
         self.orders: list[AdapterOrder] = []
         self.may_load = asyncio.Event()
         self.may_load.set()
+        self.to_take = 0  # bytes of its KV cache
         self.asleep = 0  # level of sleep; 0: awake
         self.may_wake = asyncio.Event()
         self.may_wake.set()
@@ -91,6 +92,10 @@ class FakeGroup:
     @property
     def held(self) -> int:
         return 1 if self.asleep else 100
+
+    @property
+    def promised(self) -> int:
+        return 0 if self.asleep else self.to_take
 
     async def sleep(self, level: int) -> None:
         assert self._plans.empty()

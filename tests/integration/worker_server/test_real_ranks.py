@@ -126,9 +126,11 @@ async def test_an_idle_worker_uses_no_cpu(server: ServerProcess, gateway: FakeGa
 async def falls_asleep_and_wakes(
     server: ServerProcess, gateway: FakeGateway, ids: list[int], expected: list[int]
 ) -> None:
-    """Check that a sleep gives the weights' memory back, and that the text after the wake is `expected`."""
+    """Check that a sleep gives the weights' memory back, that the text after the wake is `expected`, and that the KV
+    cache takes its memory then.
+    """
     ranks = server.ranks()
-    await gateway.wait_state(lambda state: state.running == 0)
+    whole = await gateway.wait_state(lambda state: not state.running and not state.promised_bytes)
     before, mapped = [own_bytes(rank) for rank in ranks], [rank.memory_info().shared for rank in ranks]
     await gateway.stub.Sleep(pb.SleepRequest())
     state, asleep = await gateway.state(), [own_bytes(rank) for rank in ranks]
@@ -140,6 +142,8 @@ async def falls_asleep_and_wakes(
     await gateway.stub.Wake(pb.WakeRequest())
     await gateway.wait_serving()
     assert (await gateway.complete(ids, max_tokens=40)).ids == expected
+    again = await gateway.wait_state(lambda state: not state.running and not state.promised_bytes)
+    assert again.memory_bytes - state.memory_bytes > 0.9 * (whole.memory["kv"] + weights)
     assert server.ranks() == ranks
 
 

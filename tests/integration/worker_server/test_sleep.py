@@ -121,9 +121,16 @@ async def test_wake_is_refused_without_memory(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         "to wake takes 1 MiB of memory but 0 MiB are available",
     )
+    code, text = await refused(gateway.stub.Wake(pb.WakeRequest(promised_bytes=1 << 50)))
+    promised = ", without 1,073,741,824 MiB that workers which woke have yet to take"
+    assert (code, text) == (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        f"to wake takes 1 MiB of memory but 0 MiB are available{promised}",
+    )
     assert (await gateway.state()).phase == pb.PHASE_SLEEPING
+    worker.group.to_take = 7
     await gateway.stub.Wake(pb.WakeRequest())
-    await phase(gateway, pb.PHASE_SERVING)
+    assert (await phase(gateway, pb.PHASE_SERVING)).promised_bytes == 7
 
 
 async def test_ranks_lost_asleep_stay_away_until_the_wake(worker: RunningWorker, gateway: FakeGateway) -> None:

@@ -17,7 +17,8 @@ from torch import Tensor, UntypedStorage
 from services.compute.backends.parking import Restore
 
 _LEAST = 1 << 18  # bytes of a tensor; smaller ones move to the disk with the process's other memory
-_PIECE = 1 << 24  # bytes that a thread reads or writes at a time
+_WRITTEN, _READ = 1 << 24, 1 << 21  # bytes at a time
+_NICENESS = 5  # threads that read have so much more than the process
 _SHARE = 0.5  # most of a disk's free space that the weights take
 
 
@@ -76,17 +77,22 @@ def _bytes_of(storage: UntypedStorage) -> memoryview:
 def _write(file: int, storage: UntypedStorage, start: int) -> None:
     memory, done = _bytes_of(storage), 0
     while done < len(memory):
-        done += os.pwrite(file, memory[done : done + _PIECE], start + done)
+        done += os.pwrite(file, memory[done : done + _WRITTEN], start + done)
 
 
 def _read_all(file: int, copies: Iterable[_Copy]) -> None:
-    """Give the storages memory, and read their numbers on all cores. Raises OSError."""
+    """Give the storages memory, and read their numbers on all cores. Raises OSError.
+
+    The threads give way to the steps of models that are awake: threads of a step wait for each other several times in
+    a layer, so that one without a core holds up all.
+    """
     pieces = list[tuple[memoryview, int]]()
     for copy in copies:
         copy.storage.resize_(copy.size)
         memory = _bytes_of(copy.storage)
-        pieces += [(memory[at : at + _PIECE], copy.start + at) for at in range(0, copy.size, _PIECE)]
-    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        pieces += [(memory[at : at + _READ], copy.start + at) for at in range(0, copy.size, _READ)]
+    # On Linux a thread has a niceness of its own.
+    with ThreadPoolExecutor(torch.get_num_threads(), initializer=os.nice, initargs=(_NICENESS,)) as threads:
         list(threads.map(lambda piece: _read(file, *piece), pieces))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -87,3 +88,20 @@ def test_weights_stay_that_cannot_be_written_as_a_whole(tmp_path: Path, monkeypa
     with pytest.raises(OSError, match="the disk is full"):
         park_in_file(large, str(tmp_path), ENOUGH)
     assert all(map(torch.equal, large, expected))
+
+
+def test_threads_that_bring_weights_back_give_way_to_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, niceness = os.preadv, set[int]()
+
+    def own() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def recorded(file: int, into: list[memoryview], at: int) -> int:
+        niceness.add(own())
+        return read(file, into, at)
+
+    monkeypatch.setattr(os, "preadv", recorded)
+    large, before = weights(), own()
+    park_in_file(large, str(tmp_path), ENOUGH)()
+    assert niceness == {min(before + 5, 19)}
+    assert own() == before
