@@ -125,9 +125,12 @@ class Measuring:
         return text
 
     def _losses(self, text: Sequence[int], n_prompt: int, mode: AttentionMode) -> Tensor:
-        rows = [logits.log_softmax(-1) for logits in self.model.decodes(text[:-1], n_prompt, mode)]
-        drawn = torch.tensor(text[n_prompt + 1 :]).unsqueeze(1)
-        return -torch.cat([row.gather(1, ids) for row, ids in zip(rows, drawn.split(len(rows[0])), strict=True)])[:, 0]
+        losses, at = list[Tensor](), n_prompt + 1
+        for logits in self.model.decodes(text[:-1], n_prompt, mode):  # a row for each token of a large vocabulary
+            drawn = torch.tensor(text[at : at + len(logits)])
+            losses.append(-logits.log_softmax(-1)[torch.arange(len(logits)), drawn])
+            at += len(logits)
+        return torch.cat(losses)
 
     def _answers(self, text: list[int], fact: Fact, mode: AttentionMode) -> bool:
         question, whole = self.encode(fact.question.rstrip()), self.encode(fact.question + fact.code)

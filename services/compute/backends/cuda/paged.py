@@ -23,7 +23,7 @@ _MERGED = 16  # splits that are added up at a time
 _MIN_LANES = 16  # rows of the smallest product on tensor cores
 _EVERYTHING = 1 << 30  # a window that no sequence fills
 _LARGEST_HEAD = 256
-_BOUNDED = 32  # blocks whose summaries a program reads
+_SUMMARIES = 32  # blocks whose summaries a program reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +161,14 @@ class PagedTriton:
         """Return the decodes with the blocks that `choose_pages` chooses, for each KV head; the host does not wait."""
         shape, size, n = self._shape, cache.block_tokens, len(plan.lengths)
         tables, width = plan.tables[:n], plan.tables.shape[1]
-        bounds = torch.empty((n, shape.n_heads, width), dtype=torch.float32, device=q.device)
-        self._pages.bound[(n, shape.n_kv_heads, -(-width // _BOUNDED))](
+        expected = torch.empty((n, shape.n_heads, width), dtype=torch.float32, device=q.device)
+        self._pages.expect[(n, shape.n_kv_heads, -(-width // _SUMMARIES))](
             q,
             cache.summaries[layer],
             tables,
             plan.lengths,
             pages,
-            bounds,
+            expected,
             q.stride(0),
             tables.stride(0),
             width,
@@ -177,14 +177,14 @@ class PagedTriton:
             group=shape.group,
             head_dim=shape.head_dim,
             n_dims=self._blocking.n_dims,
-            n_pages=_BOUNDED,
+            n_pages=_SUMMARIES,
             num_warps=4,
         )
         counts, pages = ((plan.lengths + size - 1) // size).view(n, 1, 1), pages.view(n, 1, 1)
         places = torch.arange(width, device=q.device)
         last = (places >= counts - LAST) & (places < counts)
-        bounds.masked_fill_((places == 0) | (places >= counts - LAST), -torch.inf)
-        below = (bounds - bounds.amax(-1, keepdim=True)).view(n, shape.n_kv_heads, shape.group, width)
+        expected.masked_fill_((places == 0) | (places >= counts - LAST), -torch.inf)
+        below = (expected - expected.amax(-1, keepdim=True)).view(n, shape.n_kv_heads, shape.group, width)
         scores = below.amax(2).masked_fill_((places == 0) | last, torch.inf)
         best = scores.sort(dim=-1, descending=True, stable=True).indices
         ordered = best.masked_fill_(places >= pages, width - 1).sort(dim=-1).values

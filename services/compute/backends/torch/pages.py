@@ -1,8 +1,11 @@
 """Pages of long contexts in plain torch: summaries of blocks, and the choice of the blocks that a decode reads.
 
-A summary holds the least and the largest number of each dimension of a block's keys. They bound the product of a query
-with any of the keys (Tang et al., Quest, arXiv:2406.10774). A KV head reads the blocks whose bound comes nearest to the
-largest one of some head of its group, and always the first block and the last two.
+A summary holds the least and the largest number of each dimension of a block's keys (Tang et al., Quest,
+arXiv:2406.10774). They tell the largest product of a query with one of the keys to expect: its product with the middle
+between both, and the root of the sum of squares of its products with half their distances. In all dimensions at once no
+key is at an end, so the sum of these products, a bound, is far larger in heads of many dimensions. A KV head reads the
+blocks whose product comes nearest to the largest one of some head of its group, and always the first block and the last
+two.
 """
 
 from __future__ import annotations
@@ -31,8 +34,9 @@ def choose_blocks(q: Tensor, summaries: Tensor, table: Tensor, most: int, shape:
     """
     low, high = summaries[table[1:-LAST]].float().unbind(2)  # [n_candidates, n_kv_heads, head_dim] each
     heads = q.view(1, shape.n_kv_heads, shape.group, shape.head_dim).float()
-    bounds = torch.maximum(heads * low.unsqueeze(2), heads * high.unsqueeze(2)).sum(-1)
-    scores = (bounds - bounds.amax(0)).amax(2).T  # [n_kv_heads, n_candidates]
+    at_low, at_high = heads * low.unsqueeze(2), heads * high.unsqueeze(2)
+    expected = (at_low + at_high).sum(-1) + (at_high - at_low).square().sum(-1).sqrt()  # twice the product
+    scores = (expected - expected.amax(0)).amax(2).T  # [n_kv_heads, n_candidates]
     best = scores.sort(dim=1, descending=True, stable=True).indices[:, : most - 1 - LAST] + 1
     ends = torch.tensor([0, *range(len(table) - LAST, len(table))], device=table.device).expand(shape.n_kv_heads, -1)
     return table[torch.cat((best, ends), dim=1).sort(dim=1).values]

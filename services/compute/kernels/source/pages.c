@@ -1,8 +1,8 @@
-// Pages of long contexts: summaries of the keys of a block of the cache, and the choice of the blocks that a decode reads by a bound
-// on the products of its query with their keys (Tang et al., Quest, arXiv:2406.10774).
+// Pages of long contexts: summaries of the keys of a block of the cache, and the choice of the blocks that a decode reads by the
+// largest product of its query with one of their keys, as the summaries let it expect (torch/pages.py).
 //
 // A summary is [n_kv, 2, head_dim]: the least and the largest number of each dimension of a block's keys, not rotated. It is made
-// when a block's last position is written. Bounds are sums in a fixed order, so a choice does not depend on the rest of the step.
+// when a block's last position is written. Sums have a fixed order, so a choice does not depend on the rest of the step.
 #include "codes.h"
 #include "common.h"
 
@@ -76,26 +76,29 @@ typedef struct {
     long ldq, n_kv, group, head_dim, block_tokens, n_blocks;
 } choice;
 
-// Partial sums of the largest product that a key between the two rows of a summary could have with a query.
-INLINE vec bound_of(const bf16 *query, const bf16 *low, long head_dim) {
-    vec sum = spread(0);
+// Partial sums of the products of a query with both rows of a summary, and of the squares of their differences.
+INLINE void multiply(const bf16 *query, const bf16 *low, long head_dim, vec *products, vec *squares) {
+    *products = *squares = spread(0);
     for (long j = 0; j < head_dim; j += WIDTH) {
         lanes mask = first_lanes(head_dim - j);
         vec q = load_bf16_tail(query + j, mask);
-        sum += larger_of(q * load_bf16_tail(low + j, mask), q * load_bf16_tail(low + head_dim + j, mask));
+        vec least = q * load_bf16_tail(low + j, mask), most = q * load_bf16_tail(low + head_dim + j, mask);
+        *products += least + most;
+        *squares = fma_of(most - least, most - least, *squares);
     }
-    return sum;
 }
 
-// Bounds of the pages table[n] for one query; WIDTH of them are added up together.
-static void bound_pages(const choice *p, const bf16 *query, const int64_t *table, long n, long head, float *bounds) {
+// Twice the largest product to expect of a query with a key, for each of the pages table[n]; WIDTH of them are added up together.
+static void expect_products(const choice *p, const bf16 *query, const int64_t *table, long n, long head, float *expected) {
     for (long page = 0; page < n; page += WIDTH) {
-        vec sums[WIDTH];
+        vec products[WIDTH], squares[WIDTH];
         for (long i = 0; i < WIDTH; i++) {
             int64_t block = page + i < n ? table[page + i] : 0;
-            sums[i] = bound_of(query, p->summaries + (block * p->n_kv + head) * 2 * p->head_dim, p->head_dim);
+            multiply(query, p->summaries + (block * p->n_kv + head) * 2 * p->head_dim, p->head_dim, products + i, squares + i);
         }
-        store_tail(bounds + page, totals_of(sums), first_lanes(n - page));
+        vec sums = totals_of(products), spans = totals_of(squares);
+        for (long i = 0; i < WIDTH; i++) sums[i] += sqrtf(spans[i]);
+        store_tail(expected + page, sums, first_lanes(n - page));
     }
 }
 
@@ -122,9 +125,9 @@ static uint32_t find_threshold(const float *scores, long n, long *rank) {
     return found;
 }
 
-// Scores the pages table[n] for one KV head: how near the bound of a query head comes to that head's largest, for the nearest head.
+// Scores the pages table[n] for one KV head: how near the product of a query head comes to that head's largest, for the nearest head.
 static void score_pages(const choice *p, const bf16 *queries, const int64_t *table, long n, long head, float *scores) {
-    for (long i = 0; i < p->group; i++) bound_pages(p, queries + i * p->head_dim, table, n, head, scores + i * p->n_blocks);
+    for (long i = 0; i < p->group; i++) expect_products(p, queries + i * p->head_dim, table, n, head, scores + i * p->n_blocks);
     for (long i = 0; i < p->group; i++) {
         float *own = scores + i * p->n_blocks, top = own[0];
         for (long page = 1; page < n; page++) top = own[page] > top ? own[page] : top;

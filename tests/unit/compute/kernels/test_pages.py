@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -66,25 +67,26 @@ def attended(attention: Attention[Any], cache: KvCache, batch: StepBatch, q: tor
     return attention.attend(q, cache, 0, attention.plan(batch, BLOCK, None))
 
 
-def test_blocks_are_chosen_by_the_largest_bound_of_a_head_relative_to_its_best() -> None:
+def product_to_expect(query: list[float], dimensions: list[list[float]]) -> float:
+    """That of the largest one with a key; `dimensions` are the numbers of all keys."""
+    middles = [(min(numbers) + max(numbers)) / 2 for numbers in dimensions]
+    halves = [(max(numbers) - min(numbers)) / 2 for numbers in dimensions]
+    products = sum(x * middle for x, middle in zip(query, middles, strict=True))
+    return products + math.hypot(*(x * half for x, half in zip(query, halves, strict=True)))
+
+
+def test_blocks_are_chosen_by_the_product_that_a_head_expects_relative_to_its_best() -> None:
     shape = AttentionShape(4, 2, 8, 1.0, None)
     cache = filled(TorchOps(torch.float32, CPU), "float32", shape)
     q, table = torch.randn(32, generator=torch.Generator().manual_seed(2)), torch.randperm(30) + 1
     keys = cache.layers[0][table][:, :, 0]  # [n, BLOCK, n_kv_heads, head_dim]
     chosen = choose_blocks(q, cache.summaries[0], table, 9, shape)
     for kv_head, heads in enumerate(q.view(2, 2, 8)):
-        bounds = [
-            [
-                sum(
-                    max(x * float(key.min()), x * float(key.max()))
-                    for x, key in zip(head.tolist(), block.T, strict=True)
-                )
-                for head in heads
-            ]
-            for block in keys[1:-2, :, kv_head]
+        products = [
+            [product_to_expect(head.tolist(), block.T.tolist()) for head in heads] for block in keys[1:-2, :, kv_head]
         ]
-        best = [max(of_head) for of_head in zip(*bounds, strict=True)]
-        scores = [max(bound - top for bound, top in zip(of_block, best, strict=True)) for of_block in bounds]
+        best = [max(of_head) for of_head in zip(*products, strict=True)]
+        scores = [max(product - top for product, top in zip(of_block, best, strict=True)) for of_block in products]
         first = sorted(range(27), key=lambda page: -scores[page])[:6]
         places = [0, *sorted(page + 1 for page in first), 28, 29]
         assert chosen[kv_head].tolist() == table[places].tolist()

@@ -1,4 +1,4 @@
-"""Pages of long contexts in Triton: summaries of blocks, and bounds of a decode's products with the keys of a block.
+"""Pages of long contexts in Triton: summaries of blocks, and the largest product to expect of a decode with a key.
 
 A summary is [n_kv_heads, 2, head_dim]: the least and the largest number of each dimension of a block's keys.
 """
@@ -49,13 +49,13 @@ def summarise(
 
 
 @triton.jit(do_not_specialize=["q_stride", "table_stride", "n_blocks"])
-def bound(
+def expect(
     q,
     summaries,
     tables,
     lengths,
     pages,  # [n] most blocks that each KV head reads; 0: all
-    bounds,  # [n, n_heads, n_blocks] float32
+    expected,  # [n, n_heads, n_blocks] float32
     q_stride,
     table_stride,
     n_blocks,
@@ -66,7 +66,7 @@ def bound(
     n_dims: tl.constexpr,
     n_pages: tl.constexpr,
 ):
-    """Bound the products of a row's group of heads with the keys of `n_pages` blocks, for rows that choose."""
+    """Write twice the largest product to expect of a head with a key of `n_pages` blocks, for rows that choose."""
     row, kv_head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     n, most = tl.cdiv(tl.load(lengths + row), block_tokens), tl.load(pages + row)
     if most == 0 or n <= most:
@@ -81,5 +81,7 @@ def bound(
     for member in range(group):
         head = kv_head * group + member
         query = tl.load(q + row * q_stride + head * head_dim + dims, mask=dims < head_dim, other=0.0).to(tl.float32)
-        products = tl.maximum(query[None, :] * low, query[None, :] * high)
-        tl.store(bounds + (row * n_kv_heads * group + head) * n_blocks + places, tl.sum(products, 1), mask=present)
+        at_low, at_high = query[None, :] * low, query[None, :] * high
+        spans = tl.sum((at_high - at_low) * (at_high - at_low), 1)
+        products = tl.sum(at_low + at_high, 1) + tl.sqrt_rn(spans)
+        tl.store(expected + (row * n_kv_heads * group + head) * n_blocks + places, products, mask=present)
