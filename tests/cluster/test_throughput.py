@@ -25,31 +25,33 @@ VALUES: dict[str, object] = {
     "workers.defaults.resources.requests.cpu": "50m",
     "gateway.resources.requests.cpu": "20m",
 }
-CLIENTS, REQUESTS, TOKENS = 16, 128, 32
+CLIENTS, TOKENS = 24, 32  # three times as many as two workers compute at once
+WARM_UP_S, MEASURED_S = 5.0, 30.0
 
 
-async def tokens_per_second(url: str, name: str, n_requests: int = REQUESTS) -> float:
-    """The same load for every fleet: its clients keep two workers full. It takes one worker 45 seconds."""
-    limit = asyncio.Semaphore(CLIENTS)
-    async with httpx.AsyncClient(timeout=120) as client:
+async def tokens_per_second(url: str, name: str, seconds: float) -> float:
+    """Tokens of the answers that end within a time, in which all clients ask without a pause."""
+    tokens, end = 0, time.perf_counter() + seconds
+    async with httpx.AsyncClient(timeout=120) as http:
 
-        async def complete(number: int) -> int:
-            prompt = f"{name} {number}: "
-            body = {"model": "ryzanstein-tiny", "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True}
-            async with limit:
-                answer = (await client.post(f"{url}/v1/completions", json=body)).raise_for_status().json()
-            tokens: int = answer["usage"]["completion_tokens"]
-            return tokens
+        async def keep_asking(client: int) -> None:
+            nonlocal tokens
+            number = 0
+            while time.perf_counter() < end:
+                prompt, number = f"{name} {client} {number}: ", number + 1
+                body = {"model": "ryzanstein-tiny", "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True}
+                answer = (await http.post(f"{url}/v1/completions", json=body)).raise_for_status().json()
+                if time.perf_counter() < end:
+                    tokens += answer["usage"]["completion_tokens"]
 
-        began = time.perf_counter()
-        tokens = sum(await asyncio.gather(*map(complete, range(n_requests))))
-        return tokens / (time.perf_counter() - began)
+        await asyncio.gather(*map(keep_asking, range(CLIENTS)))
+    return tokens / seconds
 
 
 def measured(installation: Installation, name: str) -> float:
     """Tokens a second, once routers know all workers and their speeds."""
-    asyncio.run(tokens_per_second(installation.url, f"before {name}", CLIENTS))
-    return asyncio.run(tokens_per_second(installation.url, name))
+    asyncio.run(tokens_per_second(installation.url, f"before {name}", WARM_UP_S))
+    return asyncio.run(tokens_per_second(installation.url, name, MEASURED_S))
 
 
 def test_second_node_nearly_doubles_the_throughput(namespaces: Namespaces, figures: dict[str, object]) -> None:
