@@ -21,6 +21,7 @@ SILENCE_S = 2.5  # RYZANSTEIN_SILENCE_TIMEOUT_S where it is not set
 _LONGEST_SILENCE_S = 8.0  # below the time of the pings that take a silent worker for dead
 _PATIENCE_S = 180.0  # for a token
 _PATIENCE_STEPS = 3 * CLEARING_TOKENS  # a suspect of poison waits until those before it are cleared
+_KEEPING = 0.8  # share of the rate that keeps the streams open
 _WAIT_STEPS = 0.7  # until a request is in a step; plans are made when four fifths of the step before are over
 
 
@@ -54,8 +55,11 @@ class ScaledTime:
 
     @classmethod
     def of(cls, streams: int, rate: float, answer_tokens: int) -> ScaledTime:
-        """The time in which `rate` answers a second keep `streams` of them open."""
-        return cls(streams / (rate * (answer_tokens + _WAIT_STEPS)))
+        """The time in which four fifths of `rate`, in answers a second, keep `streams` of them open.
+
+        A machine that is busy for a moment, or with faults, can open as many again.
+        """
+        return cls(streams / (_KEEPING * rate * (answer_tokens + _WAIT_STEPS)))
 
     @property
     def speed(self) -> float:
