@@ -65,6 +65,7 @@ def known_to_tests() -> set[str]:
         "programs.py",
         "cluster/conftest.py",
         "cluster/run",
+        "cluster/test_cold_starts.py",
         "e2e/test_clients.py",
         "e2e/test_open_responses.py",
         "integration/gateway/test_usage_faults.py",
