@@ -16,10 +16,11 @@ from services.tools.quantizer.run import QuantizationOptions, quantize
 
 def quantize_model(request: dict[str, Any], progress: Progress) -> str:
     """Quantize by the fields of :class:`QuantizationOptions` and `device`; returns a note. Raises ModelError."""
-    model, device, calibration = (request.pop(name) for name in ("model", "device", "calibration"))
-    paths = {"out": Path(request.pop("out")).absolute(), "calibration": Path(calibration) if calibration else None}
-    options = QuantizationOptions(model=resolve_model(model), **paths, **request)
-    return quantize(options, _device(device), progress)
+    device = _device(request.pop("device"))
+    request["model"] = resolve_model(request["model"])
+    request["out"] = Path(request["out"]).absolute()
+    request["calibration"] = Path(request["calibration"]) if request["calibration"] else None
+    return quantize(QuantizationOptions(**request), device, progress)
 
 
 def _device(name: str) -> torch.device:
