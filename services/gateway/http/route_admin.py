@@ -45,13 +45,13 @@ def add_route_admin(app: FastAPI, table: RouteTable, who: Any) -> None:
             table.routes.fixed.check(route)
         except ValueError as error:
             raise invalid(f"{error}.", "fallbacks") from error
-        live = await registry.set(name, route, caller, if_version)
+        live = await table.set(name, route, caller, if_version)
         _record("set", name, live.version, caller)
         return _shown(name, live)
 
     @app.delete("/admin/routes/{name:path}", status_code=204, response_class=Response)
     async def delete(name: str, if_version: int | None = None, caller: str = who) -> None:
-        live = await registry.delete(name, caller, if_version)
+        live = await table.delete(name, caller, if_version)
         _record("deleted", name, live.version, caller)
 
 

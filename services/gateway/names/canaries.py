@@ -13,7 +13,7 @@ import msgspec
 from services.common.keys import RedisKeys
 from services.gateway.errors import ApiError
 from services.gateway.names.canary import Canary, CanaryOrder, Tally
-from services.gateway.names.registry import LiveRoute, RouteRegistry
+from services.gateway.names.registry import LiveRoute
 from services.gateway.names.route import ModelRoute, Target
 from services.gateway.names.table import RouteTable
 from services.gateway.telemetry import GatewayMetrics
@@ -40,7 +40,6 @@ class Canaries:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._guard, self._keys, self._table = guard, keys, table
-        self._registry: RouteRegistry = table.registry
         self._id, self._metrics, self._now = gateway_id, metrics, now
         self._new: dict[tuple[str, str], Tally] = {}  # by route and model: sums that Redis does not have yet
 
@@ -61,13 +60,13 @@ class Canaries:
         if present and present[0].state == "running":
             message = f"The route `{name}` has a canary: `{present[0].model}`. Stop it first."
             raise ApiError(409, message, "invalid_request_error", "name", "conflict")
-        live = (await self._registry.all()).get(name)
+        live = (await self._table.registry.all()).get(name)
         base = live.route if live else self._table.routes.get(name) or ModelRoute(targets=(Target(model=name),))
         if [target.model for target in base.targets] == [order.model]:
             raise ApiError(400, f"`{order.model}` is the target of `{name}` already.", "invalid_request_error", "model")
         fields = msgspec.structs.asdict(order)
         canary = Canary(**fields, base=base, live_before=live is not None, version=0, by=by, at=self._now())
-        made = await self._registry.set(name, canary.route, by, live.version if live else 0)
+        made = await self._table.set(name, canary.route, by, live.version if live else 0)
         canary = msgspec.structs.replace(canary, version=made.version)
         await self._store(name, canary)
         return canary
@@ -99,7 +98,7 @@ class Canaries:
         if not running or not await self._guard.run(lambda: client.set(lock, self._id, nx=True, ex=_LOCK_S)):
             return
         try:
-            live = await self._registry.all()
+            live = await self._table.registry.all()
             for name, (canary, tally) in (await self.all()).items():  # read under the lock: another one has judged
                 if canary.state == "running":
                     await self._judge(name, canary, tally, live.get(name))
@@ -143,7 +142,7 @@ class Canaries:
         elif reason := tally.worse():
             await self._end(name, canary, "rolled_back", reason, _JUDGE)
         elif tally.sequences >= canary.sequences:
-            await self._promoted(name, further, await self._registry.set(name, further.route, _JUDGE, canary.version))
+            await self._promoted(name, further, await self._table.set(name, further.route, _JUDGE, canary.version))
 
     async def _promoted(self, name: str, canary: Canary, live: LiveRoute) -> None:
         """Keep a step that the route has made."""
@@ -154,9 +153,9 @@ class Canaries:
 
     async def _end(self, name: str, canary: Canary, state: str, reason: str, by: str) -> Canary:
         if canary.live_before:
-            await self._registry.set(name, canary.base, by, canary.version)
+            await self._table.set(name, canary.base, by, canary.version)
         else:
-            await self._registry.delete(name, by, canary.version)
+            await self._table.delete(name, by, canary.version)
         fields = {"state": state, "reason": reason, "at": self._now()}
         ended = msgspec.structs.replace(canary, **fields)
         await self._store(name, ended)

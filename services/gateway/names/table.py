@@ -38,7 +38,10 @@ class Routes:
 
 
 class RouteTable:
-    """Reads the file and Redis every second; keeps what it has while one of them cannot be read."""
+    """Reads the file and Redis every second; keeps what it has while one of them cannot be read.
+
+    Requests after a change by :meth:`set` or :meth:`delete` see it in this gateway, and in others within two seconds.
+    """
 
     def __init__(self, path: str, registry: RouteRegistry) -> None:
         """`path`: JSON file; empty: none. Raises :class:`StartupError` when it cannot be used."""
@@ -50,6 +53,7 @@ class RouteTable:
         except (OSError, ValueError) as error:
             raise StartupError(f"routes in {path}: {error}") from error
         self.routes = Routes(fixed, {})
+        self._reading = asyncio.Lock()  # no older reading replaces a newer one
 
     async def run(self) -> None:
         """Refresh until cancelled."""
@@ -59,12 +63,25 @@ class RouteTable:
 
     async def refresh(self) -> None:
         """Read both sources again."""
-        fixed = self._changed_file()
-        try:
-            live: Mapping[str, LiveRoute] = await self.registry.all()
-        except RedisAwayError:
-            live = self.routes.live
-        self.routes = Routes(self.routes.fixed if fixed is None else fixed, live)
+        async with self._reading:
+            fixed = self._changed_file()
+            try:
+                live: Mapping[str, LiveRoute] = await self.registry.all()
+            except RedisAwayError:
+                live = self.routes.live
+            self.routes = Routes(self.routes.fixed if fixed is None else fixed, live)
+
+    async def set(self, name: str, route: ModelRoute, by: str, if_version: int | None = None) -> LiveRoute:
+        """Store a live route; raises as :meth:`RouteRegistry.set`."""
+        live = await self.registry.set(name, route, by, if_version)
+        await self.refresh()
+        return live
+
+    async def delete(self, name: str, by: str, if_version: int | None = None) -> LiveRoute:
+        """Remove a live route and return it; raises as :meth:`RouteRegistry.delete`."""
+        live = await self.registry.delete(name, by, if_version)
+        await self.refresh()
+        return live
 
     def _changed_file(self) -> FixedRoutes | None:
         """The file's routes if it has changed and can be used."""

@@ -142,6 +142,16 @@ async def test_live_routes_win_over_those_of_the_file_and_are_versioned_and_audi
     ]
 
 
+async def test_gateway_follows_its_own_changes_at_once(tmp_path: Path) -> None:
+    async with installation(tmp_path) as there:
+        http = there.first.http
+        for model in (SMALL, BIG) * 3:
+            await there.routes("set", "chat", "--target", model)
+            assert (await ask(http, "chat")).json()["model"] == model
+        await there.routes("delete", "chat")
+        assert (await ask(http, "chat")).status_code == 404
+
+
 async def test_file_is_read_again_when_changed_and_stays_when_wrong(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
