@@ -49,9 +49,7 @@ class Canaries:
 
     async def all(self) -> dict[str, tuple[Canary, Tally]]:
         """All canaries by route, with the sums of their step."""
-        client = self._guard.client
-        entries = cast("dict[bytes, bytes]", await self._guard.run(lambda: client.hgetall(self._keys.canaries)))
-        canaries = {name.decode(): msgspec.json.decode(text, type=Canary) for name, text in sorted(entries.items())}
+        canaries = await self._table.registry.read(self._keys.canaries, Canary)
         return {name: (canary, await self._tally(canary)) for name, canary in canaries.items()}
 
     async def start(self, name: str, order: CanaryOrder, by: str) -> Canary:

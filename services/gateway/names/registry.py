@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Literal, cast
+from typing import Literal, TypeVar, cast
 
 import msgspec
 from redis.asyncio.client import Pipeline
@@ -18,6 +18,7 @@ from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
 MAX_LIVE = 1000  # live routes
 HISTORY = 1000  # changes that Redis keeps
@@ -48,24 +49,28 @@ class RouteRegistry:
 
     def __init__(self, guard: RedisGuard, keys: RedisKeys, now: Callable[[], float] = time.time) -> None:
         self._guard, self._keys, self._now = guard, keys, now
-        self._unreadable: dict[str, bytes] = {}  # values that were logged
-        self._forbidden = False
+        self._unreadable: dict[tuple[str, str], bytes] = {}  # by key and name: values that were logged
+        self._forbidden: set[str] = set()  # keys that may not be read
 
     async def all(self) -> dict[str, LiveRoute]:
-        """The live routes by name; a value that this version cannot read is logged once and left out."""
-        entries = await self._guard.run(self._entries)
-        routes = {name.decode(): self._decoded(name.decode(), text) for name, text in entries.items()}
-        return {name: route for name, route in routes.items() if route is not None}
+        """The live routes by name."""
+        return await self.read(self._keys.routes, LiveRoute)
 
-    async def _entries(self) -> dict[bytes, bytes]:
+    async def read(self, key: str, kind: type[T]) -> dict[str, T]:
+        """A hash of routes or of canaries by the route's name; values that this version cannot read are left out."""
+        entries = {name.decode(): text for name, text in (await self._guard.run(lambda: self._entries(key))).items()}
+        values = {name: self._decoded(key, name, entries[name], kind) for name in sorted(entries)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    async def _entries(self, key: str) -> dict[bytes, bytes]:
         try:
-            entries = cast("dict[bytes, bytes]", await self._guard.client.hgetall(self._keys.routes))
+            entries = cast("dict[bytes, bytes]", await self._guard.client.hgetall(key))
         except NoPermissionError as error:  # no outage: Redis has the rules of an earlier version
-            if not self._forbidden:
-                log.error("the Redis user of gateways may not read live routes, it needs ~%s*", self._keys.routes)
-            self._forbidden = True
+            if key not in self._forbidden:
+                log.error("the Redis user of gateways may not read %s, it needs ~%s*", key, self._keys.routes)
+            self._forbidden.add(key)
             raise RedisAwayError(str(error)) from error
-        self._forbidden = False
+        self._forbidden.discard(key)
         return entries
 
     async def history(self, name: str, count: int) -> list[RouteChange]:
@@ -114,7 +119,7 @@ class RouteRegistry:
 
     async def _watched(self, pipe: Pipeline, name: str) -> LiveRoute | None:
         text = await pipe.hget(self._keys.routes, name)
-        return None if text is None else msgspec.json.decode(text, type=LiveRoute)
+        return None if text is None else self._decoded(self._keys.routes, name, text, LiveRoute)
 
     async def _next_version(self, pipe: Pipeline) -> int:
         return int(await pipe.get(self._keys.routes_version) or 0) + 1
@@ -131,11 +136,12 @@ class RouteRegistry:
             message = f"The live route `{name}` has version {version}, not {if_version} (0: there is none)."
             raise ApiError(409, message, "invalid_request_error", "if_version", "version_conflict")
 
-    def _decoded(self, name: str, text: bytes) -> LiveRoute | None:
+    def _decoded(self, key: str, name: str, text: bytes, kind: type[T]) -> T | None:
+        """The value; None if this version cannot read it, which is logged once."""
         try:
-            return msgspec.json.decode(text, type=LiveRoute)
+            return msgspec.json.decode(text, type=kind)
         except msgspec.DecodeError as error:
-            if self._unreadable.get(name) != text:
-                self._unreadable[name] = text
-                log.error("the live route %r cannot be read and is left out: %s", name, error)
+            if self._unreadable.get((key, name)) != text:
+                self._unreadable[key, name] = text
+                log.error("%r of %s cannot be read and is left out: %s", name, key, error)
             return None

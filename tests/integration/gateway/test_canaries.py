@@ -44,6 +44,15 @@ async def canary(there: RouteInstallation, *arguments: str, fails: str = "") -> 
     return ran.output
 
 
+async def until_shown(there: RouteInstallation, **expected: object) -> None:
+    """Return once the only canary has these fields."""
+    async with asyncio.timeout(60):
+        while True:
+            (state,) = json.loads(await canary(there, "status", "--json"))
+            if {name: state[name] for name in expected} == expected:
+                return
+
+
 async def until_over(there: RouteInstallation, max_tokens: int) -> dict[str, Any]:
     """The canary after its end, under load. It is judged once a second, so that the rate has a limit."""
     while True:
@@ -108,13 +117,6 @@ async def test_equal_model_is_promoted_by_steps(tmp_path: Path, caplog: pytest.L
 
 
 async def test_step_of_a_judge_that_died_is_taken_over_and_another_change_stops_the_canary(tmp_path: Path) -> None:
-    async def until(there: RouteInstallation, **expected: object) -> None:
-        async with asyncio.timeout(60):
-            while True:
-                (state,) = json.loads(await canary(there, "status", "--json"))
-                if {name: state[name] for name in expected} == expected:
-                    return
-
     async with installation(tmp_path, routes_file=routes_file(tmp_path, chat=to(BIG))) as there:
         await canary(there, "start", "chat", SMALL)
         redis = there.redis.client
@@ -122,9 +124,21 @@ async def test_step_of_a_judge_that_died_is_taken_over_and_another_change_stops_
         step = LiveRoute(route=msgspec.structs.replace(begun, step=1).route, version=2, by="canary", at=1)
         redis.set("rz:default:routes-version", 2)
         redis.hset("rz:default:routes", "chat", msgspec.json.encode(step))
-        await until(there, state="running", step=1, version=2)
+        await until_shown(there, state="running", step=1, version=2)
         await there.routes("set", "chat", "--target", SMALL)
-        await until(there, state="stopped", step=1, reason="the route was changed meanwhile")
+        await until_shown(there, state="stopped", step=1, reason="the route was changed meanwhile")
+
+
+async def test_unreadable_canary_is_left_out_and_a_readable_one_is_judged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A later version may have more states."""
+    async with installation(tmp_path, routes_file=routes_file(tmp_path, chat=to(BIG))) as there:
+        there.redis.client.hset("rz:default:routes-canaries", "code", '{"state": "paused"}')
+        await canary(there, "start", "chat", SMALL)
+        await there.routes("set", "chat", "--target", SMALL)
+        await until_shown(there, state="stopped", reason="the route was changed meanwhile")
+        assert "'code' of rz:default:routes-canaries cannot be read and is left out" in caplog.text
 
 
 @pytest.mark.parametrize(
