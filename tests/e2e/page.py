@@ -20,6 +20,13 @@ window.say = (content, worker) => event(JSON.stringify({choices: [{delta: {conte
 window.endSaying = () => event("[DONE]");
 """
 
+# The list of models is that of the test.
+LIST = """
+const list = JSON.stringify({data: arguments[0]}), fetched = window.fetch;
+window.fetch = async (address, options) =>
+  String(address).endsWith("v1/models") ? new Response(list) : fetched(address, options);
+"""
+
 
 class BrowserPage:
     """The page as a user sees and uses it."""
@@ -49,6 +56,11 @@ class BrowserPage:
         """Send, and wait for the end of the answer."""
         self.send(text)
         return self.answer()
+
+    def list_models(self, **phases: str) -> None:
+        """Have the gateway list these models, once the key changes."""
+        listed = [{"id": name, "phase": phase} for name, phase in phases.items()]
+        self.browser.execute_script(LIST, listed)
 
     def say(self, text: str) -> None:
         """Ask in a chat that the test answers, and answer the beginning."""

@@ -187,6 +187,13 @@ def test_an_adapter_is_a_model_to_choose_after_all_bases(page: BrowserPage) -> N
     assert page.ask("Where is it?") != of_base
 
 
+def test_sleeping_model_is_marked_in_the_list(page: BrowserPage) -> None:
+    page.list_models(awake="serving", asleep="sleeping")
+    page.use_key(KEY)
+    page.find("#model option[value=asleep]")
+    assert [option.text for option in Select(page.find("#model")).options] == ["awake", "asleep (sleeps)"]
+
+
 def test_json_schema_gives_conforming_json(page: BrowserPage) -> None:
     page.find("#schema-example").click()
     value = json.loads(page.ask("A thing"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,11 +17,14 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 
 from services.common.ports import free_port
+from services.gateway.names.route import External
 from services.gateway.tenants.keys import digest_of
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import GatewayStack, eventually, running_stack
+from tests.integration.gateway.redis_server import running_redis
 from tests.integration.gateway.test_model_routes import BIG, to
 from tests.integration.gateway.test_telemetry import scrape
+from tests.integration.gateway.usage import read, sums
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
 
@@ -115,6 +119,19 @@ async def test_external_model_answers_last_whole_and_streamed(tmp_path: Path) ->
             assert responses.status_code == 503, "an API without external models has the error of the last one here"
 
 
+async def test_usage_of_an_external_model_counts_for_the_tenant_under_its_name_in_the_route(tmp_path: Path) -> None:
+    keys = [{"key_sha256": digest_of("k"), "name": "acme"}]
+    with running_redis(tmp_path) as redis:
+        async with elsewhere() as (_, url):
+            settings = {"routes_file": file(tmp_path, url), "tenancy": True, "api_keys": json.dumps(keys)}
+            async with running_stack([], redis_url=redis.url, **settings) as stack:
+                stack.http.headers["authorization"] = "Bearer k"
+                for stream in (False, True):
+                    assert (await ask(stack, stream=stream)).status_code == 200
+                used = sums(await read(stack.http, key="k", group_by=["model"]), "model")
+    assert used == {("other0",): Counter(input_tokens=14, output_tokens=4, num_model_requests=2)}
+
+
 @pytest.mark.parametrize("fault", ["down", "redirect"])
 async def test_next_external_model_answers_when_one_fails(tmp_path: Path, fault: str) -> None:
     async with elsewhere() as (first, url), elsewhere() as (second, other):
@@ -135,3 +152,16 @@ async def test_next_external_model_answers_when_one_fails(tmp_path: Path, fault:
             assert '"code":"external_failed"' in broken.text
             (tmp_path / "key").unlink()
             assert "its key cannot be read" in (await ask(stack)).json()["error"]["message"]
+
+
+def test_key_of_an_external_api_is_read_for_each_request_from_its_file_or_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "key"
+    of_file = External(base_url="https://a/v1", key_file=str(file))
+    of_variable = External(base_url="https://a/v1", key_env="OTHER_KEY")
+    for key in ("old", "new"):
+        file.write_text(f"{key}\n")
+        monkeypatch.setenv("OTHER_KEY", key)
+        assert of_file.headers() == of_variable.headers() == {"authorization": f"Bearer {key}"}
+    assert External(base_url="https://a/v1").headers() == {}

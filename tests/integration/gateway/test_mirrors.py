@@ -11,7 +11,7 @@ from ryzanstein.v1 import worker_pb2
 
 from tests.integration.gateway.fleet import Fault, Worker
 from tests.integration.gateway.gateways import GatewayStack, eventually, running_stack
-from tests.integration.gateway.test_model_routes import BIG, SMALL, ask, routes_file, to
+from tests.integration.gateway.test_model_routes import BIG, SMALL, ask, gone, routes_file, to, workers
 from tests.integration.gateway.test_telemetry import scrape
 
 
@@ -92,3 +92,19 @@ async def test_mirrored_requests_are_drawn_by_share_and_dropped_beyond_their_num
         stack.router.away = {"w1"}
         assert (await ask(stack.http, "chat")).json()["model"] == BIG
         await until_results(stack, dropped=7, answered=3)
+
+
+async def test_embeddings_are_neither_mirrored_nor_answered_by_a_fallback(tmp_path: Path) -> None:
+    """Those of two models are not comparable."""
+    route = to(BIG, fallbacks=[{"model": SMALL}], mirror={"model": SMALL, "share": 1})
+    async with running_stack(workers(), routes_file=routes_file(tmp_path, chat=route), patience_s=0.1) as stack:
+        big, small = stack.workers
+        body = {"model": "chat", "input": "hi"}
+        assert (await stack.http.post("/v1/embeddings", json=body)).json()["model"] == BIG
+        assert (await ask(stack.http, "chat")).json()["model"] == BIG
+        await eventually(lambda: small.submits)  # the mirrored completion, which came later
+        await gone(stack)
+        refused = await stack.http.post("/v1/embeddings", json=body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_workers")
+        assert len(small.submits) == 1
+        assert len(big.submits) == 2

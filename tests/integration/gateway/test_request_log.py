@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -20,6 +20,7 @@ from services.common.ports import free_port
 from services.common.redis_client import RedisAccess, open_redis
 from services.common.request_log import LOG_BLOCK_TOKENS, LoggedRequest
 from services.common.tasks import end_tasks
+from services.gateway.generation import request_log
 from services.gateway.generation.request import Caller, GenerationRequest, SamplingOptions
 from services.gateway.generation.request_log import RequestLog
 from services.gateway.telemetry import GatewayMetrics
@@ -103,21 +104,49 @@ async def test_log_is_off_by_choice(server: RedisServer) -> None:
     assert not server.client.exists(KEY)
 
 
-async def test_requests_wait_to_be_logged_while_redis_is_away(server: RedisServer) -> None:
+Logging = tuple[RequestLog, GatewayMetrics]
+
+
+@pytest.fixture
+async def log(server: RedisServer) -> AsyncIterator[Logging]:
     metrics, redis = GatewayMetrics(), open_redis(RedisAccess(server.url), 0.2)
     guard = RedisGuard(redis, RedisAccess(server.url), 0.2, metrics)
-    log = RequestLog(guard, RedisKeys("default"), 10, 60, metrics)
+    yield RequestLog(guard, RedisKeys("default"), 10, 60, metrics), metrics
+    await redis.aclose()
+
+
+def ended_request() -> GenerationRequest:
     model = cast(ServedModel, SimpleNamespace(pool=MODEL))
-    request = GenerationRequest("r", model, [1] * 5, SamplingOptions(9), Caller(tenant="acme"), [])
+    return GenerationRequest("r", model, [1] * 5, SamplingOptions(9), Caller(tenant="acme"), [])
+
+
+def unlogged(metrics: GatewayMetrics) -> float:
+    return metrics.unlogged.collect()[0].samples[0].value
+
+
+async def test_requests_wait_to_be_logged_while_redis_is_away(server: RedisServer, log: Logging) -> None:
+    writer, metrics = log
     server.freeze()
-    log.add(request, 3, 2.0)
-    writing = asyncio.create_task(log.run())
+    writer.add(ended_request(), 3, 2.0)
+    writing = asyncio.create_task(writer.run())
     await eventually(lambda: not metrics.redis_up.collect()[0].samples[0].value)
     server.thaw()
     await end_tasks([writing])
-    await log.aclose()
-    await redis.aclose()
+    await writer.aclose()
     entries = logged(server)
     assert {(entry.model, entry.prompt_tokens, entry.answer_tokens) for entry in entries} == {(MODEL, 5, 3)}
     assert entries[0].tenant not in ("", "acme")
-    assert metrics.unlogged.collect()[0].samples[0].value == 0
+    assert unlogged(metrics) == 0
+
+
+async def test_requests_beyond_the_memory_or_the_gateway_s_end_are_counted_as_unlogged(
+    server: RedisServer, log: Logging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, metrics = log
+    monkeypatch.setattr(request_log, "_MOST_WAITING", 2)
+    server.freeze()
+    for _ in range(3):
+        writer.add(ended_request(), 3, 2.0)
+    assert unlogged(metrics) == 1
+    await writer.aclose()
+    assert unlogged(metrics) == 3
