@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 from charts.tools import build, schema, values
 
@@ -51,6 +52,14 @@ def test_every_setting_of_a_service_is_a_value_of_its_own_or_among_its_settings(
         fields = set(schema.SETTINGS[service].model_fields)
         assert {name.replace("_", "") for name in fields} >= {name.lower() for name in names}
         assert names
+
+
+def test_values_of_a_pool_allow_the_choices_of_its_setting() -> None:
+    """A KV format that workers know is known to the chart."""
+    pool, fields = values.read(build.CHART / "values.yaml").child("workers", "defaults"), schema.SETTINGS["worker"]
+    for value, setting in (("kvDtype", "kv_dtype"), ("dtype", "dtype"), ("device", "device")):
+        choices = get_args(fields.model_fields[setting].annotation)
+        assert tuple(pool.child(value).schema["enum"]) == choices, value
 
 
 def test_every_value_has_a_comment_or_a_plain_name() -> None:

@@ -20,7 +20,7 @@ _TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """Codes with a scale for each token and head, as a device's kernels see them."""
+    """Codes of 8 bits with a scale for each token and head, as a device's kernels see them."""
 
     codes: torch.dtype
     largest: float  # code
