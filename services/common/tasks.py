@@ -1,10 +1,12 @@
-"""Ends background tasks, and waits for events."""
+"""Runs and ends background tasks, and waits for events."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+import logging
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from functools import partial
 from typing import Any
 
 _AGAIN_S = 0.5
@@ -22,6 +24,24 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=_AGAIN_S)
+
+
+@contextlib.asynccontextmanager
+async def running_loops(log: logging.Logger, *loops: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run endless loops while the block runs. The error of one is logged when it ends the loop; the others go on."""
+    tasks = [asyncio.create_task(loop) for loop in loops]
+    for task in tasks:
+        task.add_done_callback(partial(log_failure, log))
+    try:
+        yield
+    finally:
+        await end_tasks(tasks)
+
+
+def log_failure(log: logging.Logger, task: asyncio.Task[Any]) -> None:
+    """Log the error that has ended a task for which nothing waits."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a background task has failed: %s", error, exc_info=error)
 
 
 async def wait_for_event(event: asyncio.Event, timeout_s: float) -> None:

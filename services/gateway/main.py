@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from services.common.keys import RedisKeys
 from services.common.lifecycle import run_service
 from services.common.metrics import serve_metrics
 from services.common.redis_client import open_redis
-from services.common.tasks import end_tasks
+from services.common.tasks import running_loops
 from services.common.tls.credentials import export_end
 from services.common.tracing import tracing
 from services.gateway.batches.module import Batches
@@ -122,16 +122,6 @@ class Gateway:
 
 
 @asynccontextmanager
-async def _tasks(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Run the background loops while the block runs."""
-    tasks = [asyncio.create_task(loop) for loop in loops]
-    try:
-        yield
-    finally:
-        await end_tasks(tasks)
-
-
-@asynccontextmanager
 async def running_gateway(settings: GatewaySettings, *, traced: bool = False) -> AsyncIterator[Gateway]:
     """Serve while the block runs."""
     tls, public = settings.open_tls(), settings.open_public_tls()
@@ -194,8 +184,9 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
         async with (
             aclosing(ledger),
             aclosing(request_log),
-            _tasks(ledger.run(), request_log.run()),
-            _tasks(
+            running_loops(log, ledger.run(), request_log.run()),
+            running_loops(
+                log,
                 router.follow_routers(),
                 catalog.run(),
                 pool.watch(),

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from services.common.tasks import end_tasks
+from services.common.tasks import end_tasks, log_failure
 from services.gateway.api.ignored import Ignored
 from services.gateway.errors import NO_WORKERS, ApiError, no_worker
 from services.gateway.generation.attempt import Cause
@@ -114,8 +114,7 @@ class Mirrors:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("mirrored request failed", exc_info=error)
+        log_failure(log, task)
 
     async def _run(
         self,

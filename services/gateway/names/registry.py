@@ -49,7 +49,7 @@ class RouteRegistry:
 
     def __init__(self, guard: RedisGuard, keys: RedisKeys, now: Callable[[], float] = time.time) -> None:
         self._guard, self._keys, self._now = guard, keys, now
-        self._unreadable: dict[tuple[str, str], bytes] = {}  # by key and name: values that were logged
+        self._unreadable: dict[tuple[str, str], bytes | str] = {}  # by key and name: values that were logged
         self._forbidden: set[str] = set()  # keys that may not be read
 
     async def all(self) -> dict[str, LiveRoute]:
@@ -136,7 +136,7 @@ class RouteRegistry:
             message = f"The live route `{name}` has version {version}, not {if_version} (0: there is none)."
             raise ApiError(409, message, "invalid_request_error", "if_version", "version_conflict")
 
-    def _decoded(self, key: str, name: str, text: bytes, kind: type[T]) -> T | None:
+    def _decoded(self, key: str, name: str, text: bytes | str, kind: type[T]) -> T | None:
         """The value; None if this version cannot read it, which is logged once."""
         try:
             return msgspec.json.decode(text, type=kind)
