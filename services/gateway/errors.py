@@ -112,7 +112,12 @@ def deadline_exceeded(limit_s: float, generated: int, computed: int, known: int)
     return ApiError(504, message, "timeout_error", code="deadline_exceeded")
 
 
-def storage_away() -> ApiError:
-    """503: Redis does not answer."""
-    message = "Files and batches cannot be reached at the moment."
-    return ApiError(503, message, "service_unavailable_error", code="storage_unavailable", retry_after_s=2)
+def storage_away(objects: str = "Files, batches and jobs") -> ApiError:
+    """503: Redis, which keeps these `objects`, does not answer."""
+    return ApiError(
+        503,
+        f"{objects} cannot be reached at the moment.",
+        "service_unavailable_error",
+        code="storage_unavailable",
+        retry_after_s=2,
+    )

@@ -167,7 +167,7 @@ class AdapterHandler(Generic[Body]):
         try:
             await exchange.send_json(200, await self._act(self._admin, body))
         except RedisAwayError as error:
-            raise storage_away() from error
+            raise storage_away("Adapters") from error
 
 
 def _require_admin(tenant: Tenant) -> None:

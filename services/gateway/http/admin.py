@@ -81,7 +81,7 @@ def new_admin_app(
 ) -> FastAPI:
     """Build the app."""
     app = FastAPI(title="Ryzanstein administration", docs_url=None, redoc_url=None, openapi_url=None)
-    add_error_handlers(app)
+    add_error_handlers(app, "Keys and routes")
     who: Any = Depends(administrator)
 
     @app.get("/admin/keys")

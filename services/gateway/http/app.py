@@ -57,20 +57,20 @@ async def _query_error(request: Request, error: Exception) -> Response:
     return await _api_error(request, invalid(f"Invalid value for `{param}`: {first['msg']}.", param))
 
 
-async def _storage_away(request: Request, _error: Exception) -> Response:
-    return await _api_error(request, storage_away())
-
-
 async def _own_mistake(request: Request, _error: Exception) -> Response:
     return await _api_error(request, internal_error())
 
 
-def add_error_handlers(app: FastAPI) -> None:
-    """Answer every error in the shape of the scope's dialect."""
+def add_error_handlers(app: FastAPI, objects: str = "Files, batches and jobs") -> None:
+    """Answer every error in the shape of the scope's dialect. `objects`: those of the app that Redis keeps."""
+
+    async def without_redis(request: Request, _error: Exception) -> Response:
+        return await _api_error(request, storage_away(objects))
+
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _query_error)
-    app.add_exception_handler(RedisAwayError, _storage_away)
+    app.add_exception_handler(RedisAwayError, without_redis)
     app.add_exception_handler(Exception, _own_mistake)
 
 

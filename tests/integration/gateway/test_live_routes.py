@@ -25,6 +25,7 @@ async def test_gateway_that_starts_without_redis_has_the_routes_of_its_file_unti
         await there.routes("set", "chat", "--target", SMALL)
         settings = {"routes_file": file, "redis_url": there.redis.url, "redis_timeout_s": 1.0}
         there.redis.freeze()
+        await there.routes("delete", "chat", fails="Keys and routes cannot be reached at the moment.")
         async with running_gateway(fast_settings(router_addresses=there.first.router.address, **settings)) as third:
             await eventually(lambda: len(third.catalog.available()) == 2)
             url = f"http://127.0.0.1:{third.http.port}"
