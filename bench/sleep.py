@@ -26,7 +26,7 @@ from ryzanstein.v1 import worker_pb2 as pb
 
 from bench.reading import Reading, lower, write_readings
 from bench.stats import median
-from services.common.heap import freeze_started
+from services.common.heap import freeze_started, share_heap
 from services.compute.model.files import weight_files
 from services.worker.api.life_metrics import LifeMetrics
 from services.worker.api.metrics import WorkerMetrics
@@ -219,6 +219,7 @@ def main(
     """Print the memory before, asleep and after, and the time of a wake."""
     chosen = {"tensor_parallel": ranks, "quantization": quantization, "kv_tokens": kv_tokens}
     settings = WorkerSettings.model_validate({"model": model, "log_level": "warning", **chosen})
+    share_heap()  # as a worker does
     readings = asyncio.run(measure(settings, rounds))
     if json_file:
         write_readings(json_file, readings)

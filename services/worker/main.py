@@ -12,6 +12,7 @@ from typing import Any
 
 from services.common.download_report import reporting
 from services.common.gguf_files import model_name
+from services.common.heap import share_heap
 from services.common.lifecycle import StartupError, run_service
 from services.common.metrics import new_registry, serve_metrics
 from services.common.tls.credentials import Tls, export_end
@@ -122,4 +123,5 @@ async def _open_engines(
 
 def main() -> None:
     """Entry point of `python -m services.worker`."""
+    share_heap()
     run_service("worker", WorkerSettings, serve)
