@@ -3,8 +3,9 @@
     python -m bench.neighbours models/ryzanstein-tiny --neighbour /tmp/llama-0.5b --neighbour c.gguf
 
 The stream runs alone, next to neighbours that are awake without requests, while they wake in turn, while the KV cache
-takes its memory after each wake, and with a stream of each of them. The last column says for how much of the longest
-step a thread of the stream's ranks was ready to run and had no core.
+takes its memory after each wake, and with a stream of each of them. The last columns say for how much of the longest
+step a thread of the stream's ranks was ready to run and had no core, and how much core time the host of a virtual
+machine took from it meanwhile (steal).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Self
 
 import psutil
 import typer
@@ -35,19 +36,32 @@ from services.worker.settings import WorkerSettings
 
 _PROMPT = tuple(range(5, 21))
 _BEGIN = 8  # tokens before a neighbour wakes
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The time of an output, in seconds, and what has kept the stream from computing until then."""
+
+    at: float
+    waits: list[int]  # nanoseconds for which each thread waited for a core, since its start
+    stolen: float  # seconds that the host took from all cores together, since the machine's start
 
 
 class CoreWaits:
-    """The waits of all threads that a process's children have now."""
+    """The waits of all threads that a process's children have now, and of the machine."""
 
     def __init__(self) -> None:
         ranks = psutil.Process(os.getpid()).children(recursive=True)
         tasks = (task for rank in ranks for task in Path(f"/proc/{rank.pid}/task").iterdir())
         self._files = [(task / "schedstat").open("rb", buffering=0) for task in tasks]
+        self._machine = Path("/proc/stat").open("rb", buffering=0)  # noqa: SIM115 - read at every output
 
-    def read(self) -> list[int]:
-        """Nanoseconds of each thread since its start."""
-        return [int(os.pread(file.fileno(), 64, 0).split()[1]) for file in self._files]
+    def read(self) -> Moment:
+        """The current moment."""
+        waits = [int(os.pread(file.fileno(), 64, 0).split()[1]) for file in self._files]
+        stolen = int(os.pread(self._machine.fileno(), 256, 0).split()[8]) * _TICK_S
+        return Moment(perf_counter(), waits, stolen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +71,13 @@ class Step:
     start: float
     stop: float
     waited: float  # for a core, of the thread that waited longest
+    stolen: float  # by the host, from all cores together
+
+    @classmethod
+    def between(cls, before: Moment, after: Moment) -> Self:
+        """The step that ended with the second output."""
+        waits = (new - old for old, new in zip(before.waits, after.waits, strict=True))
+        return cls(before.at, after.at, max(waits, default=0) / 1e9, after.stolen - before.stolen)
 
     @property
     def ms(self) -> float:
@@ -73,13 +94,13 @@ class Stream(FirstToken):
     def __init__(self, waits: CoreWaits) -> None:
         super().__init__()
         self._waits = waits
-        self._outputs: list[tuple[float, list[int]]] = []
+        self._outputs: list[Moment] = []
         self.begun, self.ended = asyncio.Event(), asyncio.Event()
 
     def add(self, request: EngineRequest, output: Output) -> None:
         """Take a step's output."""
         super().add(request, output)
-        self._outputs.append((perf_counter(), self._waits.read()))
+        self._outputs.append(self._waits.read())
         if len(self._outputs) == _BEGIN or output.finish is not None:
             self.begun.set()
         if output.finish is not None:
@@ -88,10 +109,7 @@ class Stream(FirstToken):
     @property
     def steps(self) -> Steps:
         """The steps between two outputs."""
-        return [
-            Step(start, stop, max((after - before for before, after in zip(old, new, strict=True)), default=0) / 1e9)
-            for (start, old), (stop, new) in itertools.pairwise(self._outputs)
-        ]
+        return [Step.between(before, after) for before, after in itertools.pairwise(self._outputs)]
 
 
 @asynccontextmanager
@@ -159,12 +177,14 @@ async def measure(settings: Sequence[WorkerSettings], rounds: int, tokens: int) 
 def report(steps: dict[str, Steps]) -> list[Reading]:
     """Print the steps; return the readings."""
     title, readings = "ms of a step", list[Reading]()
-    table = Table("", "steps", "median", "95 %", "longest", "of it without a core", title=title, title_justify="left")
+    heads = ("steps", "median", "95 %", "longest", "of it without a core", "the host took", "longest without that")
+    table = Table("", *heads, title=title, title_justify="left")
     for what, every in steps.items():
-        times = [step.ms for step in every]
-        figures = {"median": median(times), "95 %": percentile(times, 95), "longest": max(times, default=0.0)}
-        waited = max(((step.ms, step.waited * 1e3) for step in every), default=(0.0, 0.0))[1]
-        table.add_row(what, str(len(every)), *(f"{ms:.2f}" for ms in (*figures.values(), waited)))
+        times, whole = [step.ms for step in every], [step.ms for step in every if not step.stolen]
+        longest = max(every, key=lambda step: step.ms, default=Step(0.0, 0.0, 0.0, 0.0))
+        figures = {"median": median(times), "95 %": percentile(times, 95), "longest": longest.ms}
+        causes = (longest.waited * 1e3, longest.stolen * 1e3, max(whole, default=0.0))
+        table.add_row(what, str(len(every)), *(f"{ms:.2f}" for ms in (*figures.values(), *causes)))
         readings += [lower(f"neighbours/{what}/{name}", ms, "ms") for name, ms in figures.items()]
     console = Console()
     console.print(table)
