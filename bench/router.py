@@ -56,6 +56,7 @@ FLAT_OUT_CLIENTS = 128  # fewer clients leave the router idle at times: 16 get h
 WARM_UP_RATE = 200.0
 SETTLE_S = UNACKNOWLEDGED_S + 0.1  # then the router has forgotten the requests, which no worker acknowledges
 FLAT_OUT_S = 2.0  # at most: if longer, the low-priority workers would miss heartbeats and look dead
+REQUESTS_OF_A_ROUND = 10_000_000  # at most
 Row = dict[str, float]
 AGAIN = (sys.executable, "-m", "bench.router")  # as a module, so that `bench` sets gRPC up before its import
 EMPTY = "no decision: an empty service"
@@ -172,7 +173,7 @@ async def paced(route: Callable[[int], Awaitable[object]], rate: float, seconds:
     return latencies
 
 
-async def flat_out(route: Callable[[int], Awaitable[object]], seconds: float, clients: int) -> float:
+async def flat_out(route: Callable[[int], Awaitable[object]], seconds: float, clients: int, first: int) -> float:
     """Decisions per second with that many clients, each of which waits for its answer."""
     done, end = 0, time.perf_counter() + seconds
 
@@ -183,7 +184,7 @@ async def flat_out(route: Callable[[int], Awaitable[object]], seconds: float, cl
             await route(i)
             done, i = done + 1, i + clients
 
-    await asyncio.gather(*(client(1_000_000 + c) for c in range(clients)))
+    await asyncio.gather(*(client(first + c) for c in range(clients)))
     return done / seconds
 
 
@@ -281,21 +282,21 @@ async def empty_service(tls: Path | None) -> AsyncIterator[Target]:
         process.wait()
 
 
-async def measure_once(target: Target, sessions: int, options: argparse.Namespace) -> Row:
-    """Measure one kind of request once."""
+async def measure_once(target: Target, sessions: int, options: argparse.Namespace, first: int = 0) -> Row:
+    """Measure one kind of request once. The requests are numbered from `first`."""
 
     async def route(i: int) -> object:
         return await target.routes.ask(routing_pb2.RouteFrame(route=request(i, sessions)), 10)
 
-    await paced(route, options.rate or WARM_UP_RATE, min(1, options.seconds))
+    await paced(route, options.rate or WARM_UP_RATE, min(1, options.seconds), first)
     cpu_before = sum(target.process.cpu_times()[:2])
     flat_out_s = min(FLAT_OUT_S, options.seconds)
-    rate = await flat_out(route, flat_out_s, FLAT_OUT_CLIENTS)
+    rate = await flat_out(route, flat_out_s, FLAT_OUT_CLIENTS, first + 1_000_000)
     flat_out_cpu_s = sum(target.process.cpu_times()[:2]) - cpu_before
     await asyncio.sleep(SETTLE_S)
     quick_before, timed_before = await target.timed()
     cpu_before = sum(target.process.cpu_times()[:2])
-    latencies = await paced(route, options.rate or rate / 2, options.seconds, first=500_000)
+    latencies = await paced(route, options.rate or rate / 2, options.seconds, first + 500_000)
     cpu_s = sum(target.process.cpu_times()[:2]) - cpu_before
     quick, timed = await target.timed()
     cuts = statistics.quantiles(latencies, n=1000)
@@ -319,10 +320,10 @@ async def measure(options: argparse.Namespace) -> dict[str, Row]:
         empty_service(tls) as empty,
     ):
         freeze_started()  # otherwise a garbage collection of the client would count as the router's latency
-        for _ in range(options.rounds):
+        for i in range(options.rounds):
             rows[EMPTY].append(await measure_once(empty, 0, options))
-            for kind, sessions in KINDS.items():
-                rows[kind].append(await measure_once(router, sessions, options))
+            for kind, sessions in KINDS.items():  # new sessions are new in each round
+                rows[kind].append(await measure_once(router, sessions, options, i * REQUESTS_OF_A_ROUND))
     return {
         kind: {name: statistics.median(row[name] for row in some) for name in some[0]} for kind, some in rows.items()
     }
