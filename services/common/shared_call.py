@@ -10,9 +10,12 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc.aio
 from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, routing_pb2, routing_pb2_grpc
 
-from services.common.batches import Sized, batches
+from services.common.batches import MAX_BATCH, Sized, batches
 from services.common.silence import TICK_S, Silence
 from services.common.tasks import end_tasks
+
+# The longest wait of a request for the answer to the message before it: the answer may have to wait for a worker.
+MERGE_S = 0.002
 
 
 class Tagged(Sized, Protocol):
@@ -40,6 +43,9 @@ class SharedCall(Generic[RequestT, AnswerT]):
     cancels a request whose caller has given up; without it, a late answer is ignored. A peer may send heartbeats,
     answers with the tag 0, while requests wait; the call then ends after `silent_s` without any message. Each heartbeat
     is given to `on_beat`.
+
+    While a message is unanswered, requests gather for the next one. So a peer that falls behind gets fewer messages and
+    not more, each of which costs it as much as a decision (docs/adr/009-decisions-and-lookups-share-a-call.md).
     """
 
     def __init__(
@@ -59,6 +65,7 @@ class SharedCall(Generic[RequestT, AnswerT]):
         self._tags = itertools.count(1)
         self._unsent: asyncio.Queue[RequestT | None] = asyncio.Queue()  # None ends the stream
         self._unanswered: dict[int, asyncio.Future[AnswerT]] = {}
+        self._answered = asyncio.Event()  # a message has come since the last one was sent
         self._beats = self._heard = False
         self._silent = False
         self._call = open_call(self._messages())
@@ -98,14 +105,21 @@ class SharedCall(Generic[RequestT, AnswerT]):
         await end_tasks(self._tasks)
 
     async def _messages(self) -> AsyncIterator[Any]:
+        loop = asyncio.get_running_loop()
         async for requests in batches(self._unsent):
+            self._answered.clear()
             yield self._pack(requests)
+            if len(requests) < MAX_BATCH:
+                timer = loop.call_later(MERGE_S, self._answered.set)  # a fraction of asyncio.timeout() here as well
+                await self._answered.wait()
+                timer.cancel()
 
     async def _read(self) -> None:
         reason = "the peer has ended the call"
         try:
             async for message in self._call:
                 self._heard = True
+                self._answered.set()
                 for answer in self._unpack(message):
                     if not answer.tag:
                         self._beats = True

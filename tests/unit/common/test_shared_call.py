@@ -11,6 +11,7 @@ import pytest
 from ryzanstein.v1 import kv_pb2 as pb
 from ryzanstein.v1 import kv_pb2_grpc
 
+from services.common import shared_call
 from services.common.batches import MAX_BATCH
 from services.common.rpc import bind, new_server, open_channel
 from services.common.shared_call import CallBrokenError, Lookups, PeerSilentError, SharedCall, share_lookups
@@ -71,6 +72,35 @@ async def test_every_caller_gets_its_own_answer_in_any_order(peer: tuple[Peer, L
     assert [answer.depths[0].blocks for answer in await asyncio.gather(*asking)] == list(range(100))
     assert there.n_calls == 1
     assert 100 / MAX_BATCH <= there.n_messages < 10, "those that wait at the same time travel together"
+
+
+async def test_requests_gather_while_a_message_is_unanswered(
+    peer: tuple[Peer, Lookups], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_call, "MERGE_S", PATIENCE_S)
+    there, call = peer
+    asking = []
+    for i in range(10):
+        asking.append(call.ask(pb.LookupRequest(hashes=[i]), PATIENCE_S))
+        await there.until_asked(1)
+        await asyncio.sleep(0.01)  # a message would leave meanwhile
+    there.release(there.asked[0])
+    await there.until_asked(10)
+    assert there.n_messages == 2
+    for request in there.asked[1:]:
+        there.release(request)
+    await asyncio.gather(*asking)
+
+
+async def test_a_message_that_stays_unanswered_holds_none_up(peer: tuple[Peer, Lookups]) -> None:
+    there, call = peer
+    asking = []
+    for i in range(3):
+        asking.append(call.ask(pb.LookupRequest(hashes=[i]), PATIENCE_S))
+        await there.until_asked(i + 1)
+    for request in there.asked:
+        there.release(request)
+    await asyncio.gather(*asking)
 
 
 async def test_a_late_answer_disturbs_no_caller(peer: tuple[Peer, Lookups]) -> None:
