@@ -70,7 +70,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         self._routing = routing
         self._metrics = metrics
         self._tracer = trace.get_tracer("ryzanstein.router")
-        self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()  # the incarnation that served each last
+        self._sessions: OrderedDict[str, str] = OrderedDict()  # the incarnation that served each last
 
     async def Route(self, request: routing_pb2.RouteRequest, context: Context) -> routing_pb2.RouteResponse:  # noqa: N802
         """Place one request."""
@@ -157,7 +157,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         self._residency.placed(placed.binding.worker_id, keep_alive_s)
         self._metrics.placed(placed, time.monotonic() - began)
         if request.session:
-            self._count_session((request.tenant, request.session), placed.binding.incarnation)
+            self._count_session(f"{request.tenant}\0{request.session}", placed.binding.incarnation)
 
     def _write(self, response: routing_pb2.RouteResponse, request: routing_pb2.RouteRequest, placed: Placement) -> None:
         response.worker_id, response.incarnation = placed.binding.worker_id, placed.binding.incarnation
@@ -261,7 +261,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         self._metrics.refusals.labels(code.name.lower()).inc()
         return code, retry_after_s
 
-    def _count_session(self, session: tuple[str, str], incarnation: str) -> None:
+    def _count_session(self, session: str, incarnation: str) -> None:
         self._sessions[session] = incarnation
         self._sessions.move_to_end(session)
         if len(self._sessions) > COUNTED_SESSIONS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -105,3 +106,13 @@ async def test_memory_of_sessions_is_bounded(routers: RouterSessions, monkeypatc
     assert routers.asked == n_asked
     assert await routers.here.read("t", "s0", touch=False)
     assert routers.asked == n_asked + 1
+
+
+async def test_remembered_sessions_are_no_work_for_the_garbage_collector(routers: RouterSessions) -> None:
+    await routers.here.bind("t", "s", None, ONE)  # opens the connection
+    gc.collect()
+    n_before = len(gc.get_objects())
+    for number in range(1000):
+        await routers.here.bind("t", f"s{number}", None, ONE)
+    gc.collect()
+    assert len(gc.get_objects()) < n_before + 500
