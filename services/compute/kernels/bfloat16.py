@@ -273,7 +273,7 @@ class Bfloat16Kernels(RecurrentKernels):
         n_heads = q.shape[1] // head_dim
         chosen = torch.empty((n, n_kv, width), dtype=torch.int64)
         chosen_lengths = torch.empty((n,), dtype=torch.int64)
-        scores = torch.empty((n, n_heads, width), dtype=torch.float32)
+        scores = torch.empty((n, n_heads, -(-width // 16) * 16), dtype=torch.float32)
         self._library.rz_choose_pages(
             *(q.data_ptr(), q.stride(0), summaries.data_ptr(), n_kv, n_heads // n_kv, head_dim, block_tokens),
             *(starts.data_ptr(), lengths.data_ptr(), pages.data_ptr(), blocks.data_ptr(), width),

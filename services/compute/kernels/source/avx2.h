@@ -83,6 +83,8 @@ INLINE vec totals_of(const vec x[WIDTH]) { // total_of each
 
 INLINE vec larger_of(vec a, vec b) { return _mm256_max_ps(a, b); }
 
+INLINE vec sqrt_of(vec x) { return _mm256_sqrt_ps(x); }
+
 INLINE float largest_of(vec x) {
     __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     y = _mm_max_ps(y, _mm_movehl_ps(y, y));

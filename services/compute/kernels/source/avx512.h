@@ -124,6 +124,8 @@ INLINE vec totals_of(const vec x[WIDTH]) { // total_of each
 
 INLINE vec larger_of(vec a, vec b) { return _mm512_max_ps(a, b); }
 
+INLINE vec sqrt_of(vec x) { return _mm512_sqrt_ps(x); }
+
 INLINE float largest_of(vec x) { return _mm512_reduce_max_ps(x); }
 
 #include "maths.h"

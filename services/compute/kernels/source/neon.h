@@ -75,6 +75,8 @@ INLINE vec totals_of(const vec x[WIDTH]) { return vpaddq_f32(vpaddq_f32(x[0], x[
 
 INLINE vec larger_of(vec a, vec b) { return vbslq_f32(vcgtq_f32(a, b), a, b); } // b if a or b is NaN
 
+INLINE vec sqrt_of(vec x) { return vsqrtq_f32(x); }
+
 INLINE float largest_of(vec x) { return vmaxvq_f32(x); }
 
 #include "maths.h"

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from services.compute.kernels import build
 from services.compute.kernels.library import FUNCTIONS
@@ -99,9 +100,13 @@ def _rows(n: int, stride: int, width: int, size: int) -> int:
     return ((n - 1) * stride + width) * size
 
 
+def _longs(address: int, n: int) -> NDArray[np.int64]:
+    return np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_int64)), (n,))
+
+
 def _count(address: int, n: int) -> int:
     """One more than the largest of n indices."""
-    return int(np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_int64)), (n,)).max(initial=0)) + 1
+    return int(_longs(address, n).max(initial=0)) + 1
 
 
 def _count32(address: int, n: int) -> int:
@@ -174,8 +179,16 @@ def _write_int8(a: Mapping[str, Any]) -> dict[str, int]:
     return {"cache": cache, "slots": a["m"] * _LONG, "x": x}
 
 
+def _count_blocks(a: Mapping[str, Any]) -> int:
+    """One more than the largest block that a sequence has; what its table holds beyond is not read."""
+    n, width = a["sequences"], a["n_blocks"]
+    held = -(-_longs(a["lengths"], n) // a["block_tokens"])
+    tables = _longs(a["blocks"], n * a["tables"] * width).reshape(n, a["tables"], width)
+    return int(np.where(np.arange(width) < held[:, None, None], tables, 0).max(initial=0)) + 1
+
+
 def _attend_int8(size: int, a: Mapping[str, Any]) -> dict[str, int]:
-    slots = _count(a["blocks"], a["sequences"] * a["tables"] * a["n_blocks"]) * a["block_tokens"]
+    slots = _count_blocks(a) * a["block_tokens"]
     return _attend(size, a) | {"cache": slots * 2 * a["n_kv"] * (a["head_dim"] + _BF16)}
 
 
@@ -185,7 +198,7 @@ def _attend(size: int, a: Mapping[str, Any]) -> dict[str, int]:
     return {
         "q": _rows(rows, a["ldq"], width * a["group"], size),
         "out": _rows(rows, a["ldo"], width * a["group"], size),
-        "cache": _count(a["blocks"], blocks) * a["block_tokens"] * 2 * width * size,
+        "cache": _count_blocks(a) * a["block_tokens"] * 2 * width * size,
         "starts": (n + 1) * _LONG,
         "lengths": n * _LONG,
         "blocks": blocks * _LONG,
@@ -207,7 +220,7 @@ def _choose_pages(a: Mapping[str, Any]) -> dict[str, int]:
         **dict.fromkeys(("lengths", "pages", "chosen_lengths"), n * _LONG),
         "starts": (n + 1) * _LONG,
         "blocks": blocks * _LONG,
-        "scores": blocks * a["n_kv"] * a["group"] * _FLOAT,
+        "scores": n * -(-a["n_blocks"] // 16) * 16 * a["n_kv"] * a["group"] * _FLOAT,
         "chosen": blocks * a["n_kv"] * _LONG,
     }
 

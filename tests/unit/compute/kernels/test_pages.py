@@ -24,6 +24,7 @@ from services.compute.backends.torch.pages import choose_blocks, choose_pages
 from services.compute.kernels.bfloat16 import Bfloat16Kernels
 from services.worker.protocol.order_codec import CopyOrder
 from services.worker.rank.block_copy import BlockCopier
+from tests.unit.compute.kernels.conftest import OnThreads
 
 CPU, BLOCK, N_BLOCKS = torch.device("cpu"), 16, 60
 # (rows, keys, pages): choosing decodes, decodes that fit or choose all, prompts.
@@ -111,6 +112,24 @@ def test_summaries_and_choices_equal_those_of_torch(kernels: Bfloat16Kernels, kv
     for index, length in enumerate(lengths.tolist()):
         n = -(-length // BLOCK)
         assert torch.equal(tables[index, :, :n], expected[index, :, :n])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_choices_among_hundreds_of_blocks_equal_those_of_torch(on_threads: OnThreads, threads: int) -> None:
+    """Several tasks score the blocks of a sequence, and a group has more heads than are computed at once."""
+    shape, generator = AttentionShape(14, 2, 40, 1.0, None), torch.Generator().manual_seed(5)
+    ends = torch.randint(-3, 4, (2, 500, 2, 40), generator=generator)
+    summaries = torch.stack((ends.amin(0), ends.amax(0)), dim=2).bfloat16()
+    tables = torch.stack([torch.randperm(499, generator=generator)[:450] + 1 for _ in range(3)])
+    q = torch.randint(-2, 3, (3, 14 * 40), generator=generator).bfloat16()
+    lengths, pages = torch.tensor([450 * BLOCK, 258 * BLOCK + 1, 131 * BLOCK]), torch.tensor([100, 4, 130])
+    sequences = (torch.arange(4), lengths, tables)
+    _, chosen_lengths, chosen = on_threads(threads).choose_pages(q, summaries, sequences, pages, BLOCK)
+    _, expected_lengths, expected = choose_pages(q, summaries, sequences, pages, shape, BLOCK)
+    assert chosen_lengths.tolist() == expected_lengths.tolist()
+    for index, most in enumerate(pages.tolist()):
+        assert torch.equal(chosen[index, :, :most], expected[index, :, :most])
+        assert not chosen[index, :, most : most + 2].any(), "attention may look up these blocks"
 
 
 @pytest.mark.parametrize("kv_format", ["bfloat16", "int8"])
