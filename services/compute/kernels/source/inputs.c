@@ -37,8 +37,10 @@ INLINE void quantize_block(const bf16 *x, long n, int bits, char *to, block_fact
     }
     uint32_t exponent = top >> 7;
     *facts = (block_facts){exponent == 0xFF ? NAN : 0, 0};
-    memset(to, 0, (size_t)n * (size_t)bits / 8);
-    if (exponent < FIRST_EXPONENT || exponent == 0xFF) return;
+    if (exponent < FIRST_EXPONENT || exponent == 0xFF) {
+        memset(to, 0, (size_t)n * (size_t)bits / 8);
+        return;
+    }
     facts->step = step_of(top, bits);
     vec inverse = spread(1 / facts->step), magic = spread(MAGIC);
     ints sums = spread_int(0);
@@ -53,9 +55,13 @@ INLINE void quantize_block(const bf16 *x, long n, int bits, char *to, block_fact
             memcpy(to + i, &narrow, sizeof narrow);
         }
     }
+    if (bits == 16) { // floats hold a block's sum exactly
+        facts->sum = -(int32_t)total_of(__builtin_convertvector(sums, vec));
+        return;
+    }
     int32_t parts[2] = {0};
     for (int j = 0; j < WIDTH; j++) parts[j % 4 / 2] += sums[j];
-    facts->sum = bits == 16 ? -parts[0] - parts[1] : (int32_t)((uint16_t)-parts[0] | (uint32_t)-parts[1] << 16);
+    facts->sum = (int32_t)((uint16_t)-parts[0] | (uint32_t)-parts[1] << 16);
 }
 
 static void quantize_row(const void *context, long row) {

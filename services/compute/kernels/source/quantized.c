@@ -6,7 +6,8 @@
 
 #define ROWS (REGISTERS == 32 ? 6 : 4) // rows that a strip is multiplied with: their sums and the codes fill the registers
 #define ROW_BLOCK 128          // rows whose inputs stay in a near cache while the weight streams past them
-#define AHEAD 4096             // bytes that few rows prefetch ahead; the hardware's prefetcher stops at page ends
+#define AHEAD 8192             // bytes that few rows prefetch ahead; the hardware's prefetcher stops at page ends
+#define SCALES_AHEAD 1024      // bytes of scales
 
 typedef uint16_t words __attribute__((vector_size(4 * WIDTH)));
 
@@ -125,6 +126,7 @@ INLINE void compute(const quantized *q, long row, long column, int rows, int n, 
         left = q->common;
         scales += GROUP * scale_bytes;
         if (offsets) offsets += GROUP * scale_bytes;
+        for (long line = 0; ahead && line < n * WIDTH * scale_bytes; line += 64) FETCH(scales + SCALES_AHEAD + line);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++)
