@@ -52,12 +52,12 @@ class Acceptor:
 
     def draw(self, logits: Tensor, drawing: DrawingRows) -> tuple[SlotResult, ...]:
         """Draw for rows with `logits` [n, vocab_local], which may be overwritten."""
-        first = np.flatnonzero(np.diff(drawing.slots, prepend=-1))
-        if len(first) == len(drawing.slots):
+        others = drawing.slots[1:] != drawing.slots[:-1]
+        if others.all():
             draws = self._sampler.draw(logits, drawing.slots, drawing.positions)
             self._table.append(drawing.slots, drawing.positions, np.maximum(draws.token_ids, 0))
             return self.results(drawing.slots, draws)
-        return self._verify(logits, drawing, first)
+        return self._verify(logits, drawing, np.flatnonzero(np.concatenate(([True], others))))
 
     def results(self, slots: Ints, draws: Draws) -> tuple[SlotResult, ...]:
         """Return the records of a step in which each slot drew one token."""
