@@ -48,9 +48,12 @@ def extend_chain(
     width = HASH_BLOCK_TOKENS * 4
     digests = []
     for start in range(0, len(tokens) - width + 1, width):
-        at = first + start // 4
-        seen = (image.digest for image in images if image.first < at + HASH_BLOCK_TOKENS and at < image.end)
-        parent = sha256(b"".join((parent, tokens[start : start + width], *seen))).digest()
+        block = parent + tokens[start : start + width]
+        if images:
+            at = first + start // 4
+            seen = (image.digest for image in images if image.first < at + HASH_BLOCK_TOKENS and at < image.end)
+            block += b"".join(seen)
+        parent = sha256(block).digest()
         digests.append(parent)
     return digests
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from opentelemetry import context, trace
 from opentelemetry.trace import INVALID_SPAN, Span
@@ -61,11 +61,11 @@ def time_first_token(seconds: float) -> None:
         span.set_attribute(FIRST_TOKEN_MS, round(seconds * 1000))
 
 
-def describe(**attributes: AttributeValue) -> None:
-    """Store attributes on the current span, each with the prefix `ryzanstein.`."""
+def describe(attributes: Callable[[], Mapping[str, AttributeValue]]) -> None:
+    """Store attributes on the current span, each with the prefix `ryzanstein.`; called only if there is one."""
     span = trace.get_current_span()
     if span.is_recording():
-        span.set_attributes({f"ryzanstein.{name}": value for name, value in attributes.items()})
+        span.set_attributes({f"ryzanstein.{name}": value for name, value in attributes().items()})
 
 
 def note(event: str, **attributes: str | int | float) -> None:

@@ -195,6 +195,7 @@ class GatewayMetrics:
 
         # The results of labels() are cached: one call costs as much as all other metrics of a request.
         self._token_counters: dict[tuple[str, str], list[Counter]] = {}
+        self._sequence_counters: dict[tuple[str, str], Counter] = {}
         self._ttft: dict[str, Histogram] = {}
 
     def count_tokens(self, model: str, tenant: str, counts: tuple[int, int, int]) -> None:
@@ -207,6 +208,13 @@ class GatewayMetrics:
             counter.inc(count)
         self.prompt_length.of(model).observe(counts[0])
         self.completion_length.of(model).observe(counts[1])
+
+    def count_sequence(self, model: str, finish: str) -> None:
+        """Count a sequence that has ended after its first token."""
+        counter = self._sequence_counters.get((model, finish))
+        if counter is None:
+            counter = self._sequence_counters[model, finish] = self.sequences.labels(model, finish)
+        counter.inc()
 
     def count_mirrored(self, model: str, counts: tuple[int, int, int]) -> None:
         """Count the tokens of a mirrored sequence, as `count_tokens` does those of clients."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from operator import attrgetter
-from typing import Literal
+from operator import add
+from typing import Literal, NamedTuple
 
 from services.gateway.billing.prices import Cost
 from services.gateway.usage import PredictionUsage, Usage
 
 Kind = Literal["completions", "embeddings", "fine_tuning"]
+_NO_PREDICTION = PredictionUsage()
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(NamedTuple):
     """The requests, or the fine-tuning jobs, that are counted together."""
 
     kind: Kind
@@ -23,8 +22,7 @@ class Account:
     batch: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(NamedTuple):
     """Sums over the requests of an account. Costs are in billionths of the currency."""
 
     requests: int = 0
@@ -42,7 +40,7 @@ class Counts:
     @classmethod
     def of(cls, usage: Usage, cost: Cost) -> Counts:
         """The counts of one request."""
-        prediction = usage.prediction or PredictionUsage()
+        prediction = usage.prediction or _NO_PREDICTION
         return cls(
             1,
             usage.prompt_tokens,
@@ -55,12 +53,12 @@ class Counts:
             cost.output,
         )
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*(mine + its for mine, its in zip(_values(self), _values(other), strict=True)))
+    def __add__(self, other: Counts) -> Counts:  # type: ignore[override]  # it adds each counter
+        return Counts(*map(add, self, other))
 
     def items(self) -> list[tuple[str, int]]:
         """The counters that are not zero, with their names."""
-        return [(name, value) for name, value in zip(COUNTERS, _values(self), strict=True) if value]
+        return [(name, value) for name, value in zip(COUNTERS, self, strict=True) if value]
 
     @property
     def tokens(self) -> int:
@@ -73,5 +71,4 @@ class Counts:
         return self.input_cost + self.cached_cost + self.output_cost + self.training_cost
 
 
-COUNTERS = tuple(counter.name for counter in fields(Counts))
-_values = attrgetter(*COUNTERS)
+COUNTERS = Counts._fields

@@ -30,6 +30,9 @@ class Cost:
         return (self.input + self.cached + self.output) / NANOS
 
 
+_FREE = Cost()
+
+
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The price of a million tokens."""
 
@@ -60,7 +63,7 @@ class Prices:
         """A request's cost; `batch`: it is one of a batch."""
         price = self._of(model)
         if price is None:
-            return Cost()
+            return _FREE
         cached_price = price.input if price.cached_input is None else price.cached_input
         factor = price.batch_factor if batch else 1.0
         return Cost(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -65,7 +65,7 @@ def _bucket(fields: Mapping[bytes, bytes]) -> Bucket:
     bucket: dict[Account, Counts] = {}
     for name, amount in fields.items():
         account, counter = account_of(name)
-        bucket[account] = replace(bucket.get(account, Counts()), **{counter: int(amount)})
+        bucket[account] = bucket.get(account, Counts())._replace(**{counter: int(amount)})
     return bucket
 
 

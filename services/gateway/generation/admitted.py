@@ -7,13 +7,14 @@ import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ryzanstein.v1 import routing_pb2
 
 from services.common.durations import read_duration
+from services.common.telemetry_names import AttributeValue
 from services.gateway.api.ignored import Ignored
 from services.gateway.api.options import MAX_SESSION_CHARS
 from services.gateway.billing.account import Kind
@@ -147,7 +148,14 @@ class AdmittedRequest:
         named = self.answered_by() + ([(COST_HEADER, f"{self.used.cost:.9f}")] if self.used.cost is not None else [])
         return [*self.admission.headers, *((name.encode(), value.encode()) for name, value in named)]
 
-    def caller(self, session: str, priority: int | None, traceparent: str, place: ChainPlace | None = None) -> Caller:
+    def caller(
+        self,
+        session: str,
+        priority: int | None,
+        traceparent: str,
+        place: ChainPlace | None = None,
+        keep_alive_s: float | None = None,
+    ) -> Caller:
         """On whose behalf it runs, at a place of its chain; it gets no better priority than its tenant's own."""
         tenant = self.tenant
         effective = tenant.priority if priority is None else max(priority, tenant.priority)
@@ -162,6 +170,7 @@ class AdmittedRequest:
             self._time_limit_s,
             self.models.handed_on(place) if place else NEVER,
             place.chain.wait_s if place else None,
+            keep_alive_s,
             patience=self.patience,
         )
 
@@ -211,7 +220,7 @@ class AdmittedRequest:
 
     async def _count(self, kind: Kind, model: str) -> None:
         if self._counted is None and self.used != _NOTHING:
-            self._describe_used()
+            describe(self._described_use)
             self.used = self._meter.priced(model, self.used)
             self._counted = self._meter.count(kind, self.tenant, model, self.used)
         if self._counted is not None:
@@ -270,17 +279,28 @@ class AdmittedRequest:
         self.used = self.prepared.usage()
         await self.count("completions", self.model)
 
-    def _describe_used(self) -> None:
-        """Store the usage on the request's span."""
-        describe(
-            prompt_tokens=self.used.prompt_tokens,
-            completion_tokens=self.used.completion_tokens,
-            cached_tokens=self.used.cached_tokens,
-        )
+    def _described_start(self) -> dict[str, AttributeValue]:
+        """The request as its span has it."""
+        assert self._work is not None
+        sequences, requested = self.prepared.generations, self._work.body.model or self.model.name
+        return {
+            "requested_model": requested,
+            "choices": len(sequences),
+            **sequences[0].request.options.described(),
+        }
+
+    def _described_use(self) -> dict[str, AttributeValue]:
+        """The usage as its span has it."""
+        described: dict[str, AttributeValue] = {
+            "prompt_tokens": self.used.prompt_tokens,
+            "completion_tokens": self.used.completion_tokens,
+            "cached_tokens": self.used.cached_tokens,
+        }
         if self._work is not None:
             finishes = (generation.finish or "abort" for generation in self.prepared.generations)
             # Of several sequences, each has named the span after itself.
-            describe(generation_id=self.prepared.request_id, finish_reasons=tuple(map(str, finishes)))
+            described |= {"generation_id": self.prepared.request_id, "finish_reasons": tuple(map(str, finishes))}
+        return described
 
     def _new_chain(self, name: str | None, session: str) -> Chain:
         origin = Origin(self.tenant.name, session, self._draw)
@@ -310,8 +330,7 @@ class AdmittedRequest:
         self.models.count(place.chain, place.model.name, fallback=place.index > 0)
         self.model, self.prepared, self._work, self._place = place.model, prepared, work, place
         self.starting = False
-        sequences, requested = prepared.generations, work.body.model or place.model.name
-        describe(requested_model=requested, choices=len(sequences), **sequences[0].request.options.described())
+        describe(self._described_start)
         if place.chain.mirror and not place.index:
             caller = self._caller_at(place, work)
             again = partial(copy(work.preparer).prepare, work.body)  # a copy, since a preparer may keep its request
@@ -323,8 +342,8 @@ class AdmittedRequest:
         return await work.preparer.prepare(work.body, place.model, self._caller_at(place, work))
 
     def _caller_at(self, place: ChainPlace, work: _Work) -> Caller:
-        caller = self.caller(work.session, work.body.priority, work.traceparent, place)
-        return replace(caller, keep_alive_s=_keep_alive_s(work.body.keep_alive))
+        keep_alive_s = _keep_alive_s(work.body.keep_alive)
+        return self.caller(work.session, work.body.priority, work.traceparent, place, keep_alive_s)
 
 
 def _keep_alive_s(given: str | float | None) -> float | None:

@@ -32,12 +32,14 @@ from services.gateway.tools.formats import parser_for
 from services.gateway.tools.use import ToolUse, tool_use
 
 
-def conversation_of(request: ChatRequest, tools: ToolUse | None, *, control_tokens: bool) -> Conversation:
-    """Return the template's input; raises :class:`ApiError` (400)."""
+def conversation_of(
+    request: ChatRequest, turns: Sequence[Turn], tools: ToolUse | None, *, control_tokens: bool
+) -> Conversation:
+    """Return the template's input, `turns` as the model reads them; raises :class:`ApiError` (400)."""
     if reserved := {"messages", "add_generation_prompt", "tools"} & request.variables.keys():
         raise invalid(f"`chat_template_kwargs` may not set {', '.join(sorted(reserved))}.", "chat_template_kwargs")
     return Conversation(
-        [template_turn(turn) for turn in request.turns],
+        [template_turn(turn) for turn in turns],
         request.add_generation_prompt,
         request.continue_final_message,
         dict(request.variables),
@@ -122,16 +124,16 @@ class ChatPreparer:
         `ignored` gets the images that the model cannot see, and the files of a history that cannot be read.
         """
         settings, layout = self._settings, layout_of(model)
-        request = replace(request, turns=await self._files.read(request.turns, ignored))
+        turns = await self._files.read(request.turns, ignored)
         seen: list[SeenImage] = []
         if layout is None:
-            request = replace(request, turns=without_images(request.turns, ignored))
+            turns = without_images(turns, ignored)
         else:
-            seen = await self._images.read(request.turns, model, layout)
+            seen = await self._images.read(turns, model, layout)
         template = model.template.source if model.template else ""
         native = parser_for(template, settings.tool_parser)
         tools = tool_use(request, native, closed=not settings.additional_properties)
-        conversation = conversation_of(request, tools, control_tokens=settings.control_tokens_in_messages)
+        conversation = conversation_of(request, turns, tools, control_tokens=settings.control_tokens_in_messages)
         if layout is not None and seen:
             texts = [image.text for image in seen]
             conversation = replace(conversation, placeholder=layout.placeholder, images=texts)

@@ -133,7 +133,7 @@ class Generation:
             self._metrics.count_mirrored(request.model.name, counts)
         else:
             self._metrics.count_tokens(request.model.name, request.caller.tenant, counts)
-            self._metrics.sequences.labels(request.model.name, self.finish or "abort").inc()
+            self._metrics.count_sequence(request.model.name, self.finish or "abort")
             if self._request_log is not None:
                 self._request_log.add(request, usage.completion_tokens, perf_counter() - self._created)
 

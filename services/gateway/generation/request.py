@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from ryzanstein.v1 import worker_pb2
 
@@ -17,6 +18,7 @@ from services.gateway.upstream.patience import StartPatience
 
 _SEED_MASK = (1 << 64) - 1
 _WORKERS = [name for name in worker_pb2.Sampling.DESCRIPTOR.fields_by_name if name != "seed"]  # named alike here
+_values = attrgetter(*_WORKERS)
 LAST_PRIORITY = 100  # priority of requests that wait for all others, such as those of batches
 
 
@@ -49,7 +51,7 @@ class SamplingOptions:
         """The worker's part of it."""
         # Without a seed of its own a request gets one here, so that another worker can continue it exactly.
         seed = random.getrandbits(64) if self.seed is None else self.seed & _SEED_MASK
-        return worker_pb2.Sampling(**{name: getattr(self, name) for name in _WORKERS}, seed=seed)
+        return worker_pb2.Sampling(**dict(zip(_WORKERS, _values(self), strict=True)), seed=seed)
 
     def described(self) -> dict[str, int | float]:
         """The options that a span has; none of them is a part of the prompt."""

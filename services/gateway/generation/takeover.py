@@ -45,6 +45,8 @@ class Takeovers:
         Raises :class:`ApiError` after the chain's time where another model takes over.
         """
         when, wait_s = self._caller.handed_on, self._caller.wait_s
+        if not when:
+            return await search()
         if self.without_worker and wait_s is not None:
             self._cold_until = asyncio.get_running_loop().time() + _ROUTERS_PART * wait_s
         try:

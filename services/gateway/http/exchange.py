@@ -22,7 +22,7 @@ from services.gateway.observation import request_id_of
 
 DONE = b"data: [DONE]\n\n"  # the last event of OpenAI's streams
 _DISCARD_S = 1.0
-_AT_ONCE_S = 0.02
+_AT_ONCE_S = 0.1
 
 
 def _error_frames(error: ApiError) -> bytes:

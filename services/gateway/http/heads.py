@@ -22,10 +22,11 @@ class _RefusedError(Exception):
 
 def _trouble(version: str, url: bytes, fields: Sequence[tuple[bytes, bytes]]) -> str:
     """Return what the parser accepts and RFC 9112 does not; empty if there is nothing."""
-    hosts, codings, upgrades = (
-        [value.strip().lower() for name, value in fields if name == wanted]
-        for wanted in (b"host", b"transfer-encoding", b"upgrade")
-    )
+    by_name: dict[bytes, list[bytes]] = {b"host": [], b"transfer-encoding": [], b"upgrade": []}
+    for name, value in fields:
+        if name in by_name:
+            by_name[name].append(value.strip().lower())
+    hosts, codings, upgrades = by_name.values()
     old = version == OLD_VERSION
     if version not in _VERSIONS:
         return f"its version is HTTP/{version}, and HTTP/1.0 and HTTP/1.1 are served"

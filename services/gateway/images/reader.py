@@ -90,15 +90,17 @@ class ImageReader:
             return await asyncio.to_thread(prepare)
 
 
-def without_images(turns: Sequence[Turn], ignored: Ignored) -> list[Turn]:
+def without_images(turns: Sequence[Turn], ignored: Ignored) -> Sequence[Turn]:
     """The turns for a model that reads text only; raises :class:`ApiError` (400) for an image that is no history.
 
     Notes stand in for the others, which `ignored` gets.
     """
-    for turn in turns:
-        for part in turn.parts:
-            if isinstance(part, GivenImage) and part.refusal is not None:
-                raise part.refusal
+    given = [part for turn in turns for part in turn.parts if isinstance(part, GivenImage)]
+    if not given:
+        return turns
+    for image in given:
+        if image.refusal is not None:
+            raise image.refusal
     return [replace(turn, parts=[_noted(part, ignored) for part in turn.parts]) for turn in turns]
 
 

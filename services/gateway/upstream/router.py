@@ -160,9 +160,10 @@ class RouterClient:
         waits[id(request)] = patience
         try:
             while True:
-                patience.state(request, clock())
+                now = clock()
+                patience.state(request, now)
                 try:
-                    return await self._route(request, patience.left_s(clock()))
+                    return await self._route(request, patience.left_s(now))
                 except NoRouterError:
                     if not patience.left_s(clock()):
                         raise

@@ -41,7 +41,7 @@ def left() -> Iterator[Callable[[], list[str]]]:
 
 
 async def test_requests_leave_no_cycles(left: Callable[[], list[str]]) -> None:
-    async with inference([Worker("w0", step_s=0.02)]) as (stack, stub):
+    async with inference([Worker("w0", step_s=0.05)]) as (stack, stub):
         for path, body in BODIES:
             answer = await stack.http.post(path, json=body)
             assert answer.status_code == (400 if body.get("n") == 0 else 200), answer.text
