@@ -49,6 +49,7 @@ from services.gateway.wiring import (
     STORE_S,
     SharedServices,
     kept_responses,
+    new_directory,
     new_gate,
     new_ledger,
     new_reports,
@@ -144,7 +145,8 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     wrap = response_cache(settings, guard, keys, metrics)
     request_log = new_request_log(settings, kept_redis, keys, metrics)
     pipeline = Pipeline(catalog, upstream, metrics, wrap, log_prompts=settings.log_prompts, request_log=request_log)
-    gate, drain = new_gate(settings, guard, keys, metrics, peers), Drain()
+    directory = new_directory(settings, guard, keys)
+    gate, drain = new_gate(settings, directory, guard, keys, metrics, peers), Drain()
     tracer = RequestTracer(enabled=traced, gen_ai="gen_ai" in settings.telemetry_names)
     grammars = GrammarCompiler(settings.grammar_timeout_s, closed=not settings.additional_properties)
     stores = kept_responses(settings, kept_redis, keys, metrics)
@@ -203,7 +205,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
             aclosing(services.models.mirrors),
             aclosing(services.external),
             serving_http(services.routes(), settings, drain, (settings.host, settings.gateway_port), public) as http,
-            serving_admin(settings, KeyRegistry(guard, keys), table, canaries, gate) as admin,
+            serving_admin(settings, KeyRegistry(guard, keys, directory.forget), table, canaries, gate) as admin,
             serving_grpc(services.inference(), settings, public) as grpc,
         ):
             gateway = Gateway(http, grpc, admin, catalog, metrics, drain, services.buffers, settings)

@@ -240,17 +240,27 @@ def new_router(settings: GatewaySettings, tls: Tls | None) -> RouterClient:
     )
 
 
+def new_directory(settings: GatewaySettings, guard: RedisGuard, keys: RedisKeys) -> KeyDirectory:
+    """Return what finds the tenants of keys; raises :class:`StartupError`. With tenancy off nobody asks it."""
+    fixed = read_keys(settings.api_keys_file, settings.api_keys) if settings.tenancy else {}
+    return KeyDirectory(fixed, guard, keys)
+
+
 def new_gate(
-    settings: GatewaySettings, guard: RedisGuard, keys: RedisKeys, metrics: GatewayMetrics, peers: Peers
+    settings: GatewaySettings,
+    directory: KeyDirectory,
+    guard: RedisGuard,
+    keys: RedisKeys,
+    metrics: GatewayMetrics,
+    peers: Peers,
 ) -> Gate:
     """Return the check of keys and limits; with tenancy off it admits all requests."""
     if not settings.tenancy:
         return OpenGate()
     replicas = settings.gateway_replicas
     live = (lambda: replicas) if replicas else (lambda: peers.live)
-    fixed = read_keys(settings.api_keys_file, settings.api_keys)
     return TenantGate(
-        KeyDirectory(fixed, guard, keys),
+        directory,
         RateLimits(guard, keys.rate_limit_prefix(), live),
         Concurrency(live),
         guard,

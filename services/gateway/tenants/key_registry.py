@@ -1,4 +1,4 @@
-"""Creates, changes and removes issued keys in Redis; every gateway follows within a second."""
+"""Creates, changes and removes issued keys in Redis; its gateway follows at once, others within a second."""
 
 from __future__ import annotations
 
@@ -18,8 +18,16 @@ from services.gateway.tenants.tenant import Tenant
 class KeyRegistry:
     """All methods raise :class:`RedisAwayError`, and :class:`ApiError` 404 for an unknown id."""
 
-    def __init__(self, guard: RedisGuard, keys: RedisKeys, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        guard: RedisGuard,
+        keys: RedisKeys,
+        changed: Callable[[str], None],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`changed` gets the id of a key that was changed or removed."""
         self._guard = guard
+        self._changed = changed
         self._hash = keys.issued_keys
         self._now = now
 
@@ -75,6 +83,7 @@ class KeyRegistry:
         """Remove a key; returns it."""
         key, client = await self.get(key_id), self._guard.client
         await self._guard.run(lambda: client.hdel(self._hash, key_id))
+        self._changed(key_id)
         return key
 
     async def _change(self, key_id: str, change: Callable[[IssuedKey], IssuedKey]) -> IssuedKey:
@@ -89,7 +98,9 @@ class KeyRegistry:
             pipe.hset(self._hash, key_id, _encoded(changed))
             return changed
 
-        return await self._guard.change((self._hash,), f"The key {key_id}", attempt)
+        changed = await self._guard.change((self._hash,), f"The key {key_id}", attempt)
+        self._changed(key_id)
+        return changed
 
 
 def _encoded(key: IssuedKey) -> bytes:

@@ -24,7 +24,7 @@ from services.gateway.tenants.issued import NO_KEY, IssuedKey, PresentedKey
 from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
 from services.gateway.tenants.tenant import Tenant, TenantLimits
 
-_KNOWN_S = 1.0  # a change of a key takes effect within this time
+_KNOWN_S = 1.0  # a change by another gateway takes effect within this time
 _UNKNOWN_S = 1.0
 _DIGEST_LENGTH = 64
 _ID_LENGTH = 12  # as many as an issued key's id has
@@ -84,17 +84,26 @@ class KeyDirectory:
         self._guard = guard
         self._keys = keys
         self._remembered: dict[str, tuple[float, Tenant | None]] = {}
+        self._changes = 0  # of keys, by this gateway
 
     async def identify(self, key: str) -> Tenant:
         """The tenant of a key; raises :class:`ApiError` 401, or 503 while Redis is away."""
         presented = PresentedKey.parse(key)
         if presented is None:
             return await self.of_credential(digest_of(key))
-        tenant = await self._find(presented.id)
-        issued = tenant if isinstance(tenant, IssuedKey) else NO_KEY
-        if not issued.opens(presented.secret, time.time()):
+        _, tenant = remembered = self._remembered.get(presented.id, (0.0, None))
+        issued = await self._opened(presented)
+        if issued is None and tenant is not None and self._remembered.get(presented.id) is remembered:
+            self._remembered[presented.id] = 0.0, tenant  # another gateway may have given the key a new secret
+            issued = await self._opened(presented)
+        if issued is None:
             raise unauthorized("The API key is not known.")
         return issued
+
+    def forget(self, key_id: str) -> None:
+        """Read an issued key again before its next use: this gateway has changed it."""
+        self._changes += 1
+        self._remembered.pop(key_id, None)
 
     @staticmethod
     def credential(key: str) -> str:
@@ -109,6 +118,12 @@ class KeyDirectory:
             raise unauthorized("The API key is not known.")
         return tenant
 
+    async def _opened(self, presented: PresentedKey) -> IssuedKey | None:
+        """The issued key, if the secret opens it."""
+        tenant = await self._find(presented.id)
+        issued = tenant if isinstance(tenant, IssuedKey) else NO_KEY
+        return issued if issued.opens(presented.secret, time.time()) else None
+
     async def _find(self, credential: str) -> Tenant | None:
         return self._fixed.get(credential) or await self._in_redis(credential)
 
@@ -116,6 +131,7 @@ class KeyDirectory:
         until, tenant = self._remembered.get(credential, (0.0, None))
         if time.monotonic() < until:
             return tenant
+        changes = self._changes
         try:
             tenant = await self._guard.run(lambda: self._read(credential))
         except RedisAwayError as error:
@@ -123,6 +139,8 @@ class KeyDirectory:
                 return tenant
             message = "API keys cannot be checked at the moment."
             raise ApiError(503, message, "server_error", code="keys_unavailable", retry_after_s=2) from error
+        if changes != self._changes:
+            return tenant  # it may have been read before the change
         if len(self._remembered) >= _MAX_REMEMBERED:
             self._remembered.pop(next(iter(self._remembered)))
         self._remembered[credential] = (time.monotonic() + (_UNKNOWN_S if tenant is None else _KNOWN_S), tenant)
