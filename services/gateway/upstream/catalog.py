@@ -184,6 +184,7 @@ class Catalog:
         """Refresh the list of workers, and the cards of models that are new or whose worker has left."""
         expected = self._router.listed.expected or frozenset()
         workers = await self._router.list_workers()
+        await self.read_adapters()  # also while no router answers
         if workers is None:
             return
         self._dismissed = (self._dismissed | expected) - (workers.expected or frozenset())
@@ -196,7 +197,6 @@ class Catalog:
             if self._sources.get(name) not in live:
                 await self._load(name, workers)
         await self._exchange(workers.awaited, live)
-        await self.read_adapters()
         await self._pool.keep(live)
         self.ready = self.ready or bool(self._models) or not workers.anybody_serves
 

@@ -13,9 +13,10 @@ import grpc
 import pytest
 from ryzanstein.v1 import worker_pb2
 
+from services.common.keys import RedisKeys
 from services.gateway.tenants.keys import digest_of
 from tests.integration.gateway.fleet import MODEL, Worker
-from tests.integration.gateway.gateways import GatewayStack, running_stack
+from tests.integration.gateway.gateways import GatewayStack, eventually, running_stack
 from tests.integration.gateway.redis_server import running_redis
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -52,7 +53,7 @@ async def refused(stack: GatewayStack, path: str = LOAD, key: str = "", **body: 
 
 async def test_workers_have_to_agree(tmp_path: Path) -> None:
     one, two = Inspecting("w0"), Inspecting("w1")
-    async with adapted(tmp_path, one, two, Inspecting("w2", model="another"), redis_timeout_s=1.0) as (stack, redis):
+    async with adapted(tmp_path, one, two, Inspecting("w2", model="another")) as (stack, redis):
         assert await refused(stack) == (
             400, "base_model_name", f"`base_model_name` must name one of another, {MODEL}.",
         )  # fmt: skip
@@ -71,9 +72,19 @@ async def test_workers_have_to_agree(tmp_path: Path) -> None:
         late = next(answer for answer in both if answer.status_code != 200)
         assert sorted(answer.status_code for answer in both) == [200, 400]
         assert late.json()["error"]["message"] == "`mine` was loaded at the same time."
-        redis.freeze()
+        redis.process.kill()
         for path, body in ((LOAD, {"base_model_name": MODEL, "lora_name": "other"}), (UNLOAD, {"lora_name": "mine"})):
             assert (await refused(stack, path, **body))[0] == 503
+
+
+async def test_change_by_another_gateway_is_followed_while_no_router_answers(tmp_path: Path) -> None:
+    async with adapted(tmp_path, Inspecting("w0")) as (stack, redis):
+        assert (await stack.http.post(LOAD, json=BODY)).status_code == 200
+        await stack.router.stop()
+        up = "ryzanstein_gateway_router_up"
+        await eventually(lambda: stack.gateway.metrics.registry.get_sample_value(up) == 0)
+        redis.client.hdel(RedisKeys("default").adapters, "mine")
+        await eventually(lambda: not stack.gateway.catalog.knows("mine"))
 
 
 async def test_openai_s_way_to_delete_a_model_unloads_an_adapter(tmp_path: Path) -> None:
@@ -93,7 +104,7 @@ async def test_openai_s_way_to_delete_a_model_unloads_an_adapter(tmp_path: Path)
             assert (answer.status_code, error["param"], words in error["message"]) == (status, "model", True), error
         assert list(stack.gateway.catalog.listed()) == [MODEL, "given"]
         await stack.http.post(LOAD, json=BODY)
-        redis.freeze()
+        redis.process.kill()
         assert (await stack.http.delete("/v1/models/mine")).status_code == 503
 
 
