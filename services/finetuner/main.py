@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
@@ -74,8 +74,12 @@ async def _train(runner: TrainingRunner, settings: FinetunerSettings, stop: asyn
     store = TuningStore(redis, RedisKeys(settings.namespace), patiently, _LIFE_S)
     registry = new_registry("finetuner")
     finetuner = Finetuner(store, runner, settings, FinetunerMetrics(registry), owner, stop, lease_s)
+
+    def waits_for() -> str:
+        return "" if finetuner.appeared.is_set() else "gateways have not been told what can be trained here"
+
     try:
-        with serve_metrics(settings.host, settings.metrics_port, registry, lambda: ""):
+        with serve_metrics(settings.host, settings.metrics_port, registry, waits_for):
             async with asyncio.TaskGroup() as group:
                 background = [group.create_task(finetuner.appear()), group.create_task(finetuner.sweep_loop())]
                 keep_s = settings.finetuner_keep_days * 24 * 3600
@@ -116,6 +120,7 @@ class Finetuner:
     owner: str
     stop: asyncio.Event
     lease_s: float
+    appeared: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def appear(self) -> None:
         """Say again and again what can be trained here."""
@@ -124,6 +129,7 @@ class Finetuner:
         presence = Presence(models=sorted(self.settings.finetuner_models), quantizations=quantizations)
         while True:
             await self.store.appear(self.owner, presence)
+            self.appeared.set()
             await asyncio.sleep(_APPEAR_S)
 
     async def work(self) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from services.common.extras import pip_install
@@ -19,6 +20,7 @@ from services.common.fine_tuning.records import Order
 from services.common.fine_tuning.store import Job, TuningStore
 from services.common.keys import RedisKeys
 from services.common.lifecycle import StartupError
+from services.common.ports import free_port
 from services.common.redis_client import RedisAccess, open_redis
 from services.finetuner.main import patiently, serve
 from services.finetuner.settings import FinetunerSettings
@@ -321,6 +323,29 @@ async def test_a_fine_tuner_waits_while_redis_is_away(site: Site, caplog: pytest
         await site.until(lambda: "Redis is away" in caplog.text)
         moved.rename(site.redis.socket)
         await site.until_made(1)
+
+
+async def test_fine_tuner_is_ready_once_gateways_can_know_its_models(site: Site) -> None:
+    port = free_port()
+    moved = site.redis.socket.with_name("moved.sock")
+    site.redis.socket.rename(moved)
+
+    async def readiness() -> int:
+        try:
+            return (await http.get(f"http://127.0.0.1:{port}/readyz")).status_code
+        except httpx.TransportError:
+            return 0
+
+    async with site.fine_tuner(metrics_port=port), httpx.AsyncClient(trust_env=False, timeout=60) as http:
+        async with asyncio.timeout(PATIENCE_S):
+            while not (first := await readiness()):  # noqa: ASYNC110  # its port opens in a thread
+                await asyncio.sleep(0.01)
+        assert first == httpx.codes.SERVICE_UNAVAILABLE
+        moved.rename(site.redis.socket)
+        async with asyncio.timeout(PATIENCE_S):
+            while await readiness() != httpx.codes.OK:  # noqa: ASYNC110  # as above
+                await asyncio.sleep(0.01)
+        assert [one.models for one in await site.store.present()] == [["tiny"]]
 
 
 @pytest.mark.parametrize(
