@@ -25,6 +25,7 @@ from tests.stack import RunningStack, running_stack
 BASE = TINY_MODEL.name
 PROMPT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return " * 3  # several blocks of KV
 MODULES = {"q_proj": 4, "v_proj": 4, "o_proj": 4, "up_proj": 4}
+MORE = [f"more {number}" for number in range(4)]
 OK = httpx.codes.OK
 
 
@@ -73,12 +74,13 @@ class AdapterInstallation:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdapterInstallation]:
     folder = tmp_path_factory.mktemp("adapters")
-    for seed, name in enumerate(("fixed", "one", "two")):
+    for seed, name in enumerate(("fixed", "one", "two", *MORE)):
         write_adapter(TINY_MODEL, folder / name, MODULES, seed=seed)
     options = ("--workers", "2", "--adapter", f"fixed={folder / 'fixed'}", "--adapter-source", str(folder))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RYZANSTEIN_ADAPTER_SLOTS", "3")  # fewer than there are adapters
         with running_stack(tmp_path_factory.mktemp("run"), *options) as stack:
+            stack.wait_serving(2)
             yield AdapterInstallation(stack, folder)
 
 
@@ -116,10 +118,9 @@ def test_pinned_adapter_is_loaded_on_every_worker_in_advance_and_never_evicted(s
     assert third.status_code == httpx.codes.BAD_REQUEST
     assert third.json()["error"]["param"] == "pinned"
     assert "3 slots for adapters, one of which stays for others; pinned are pinned, second" in third.text
-    for number in range(4):
-        write_adapter(TINY_MODEL, served.folder / f"more {number}", MODULES, seed=20 + number)
-        assert served.load(f"more {number}", f"more {number}").status_code == OK
-        served.text(f"more {number}", n=1)
+    for name in MORE:
+        assert served.load(name, name).status_code == OK
+        served.text(name, n=1)
     assert len(served.resident("pinned")) == 2
     for name in ("pinned", "second"):
         assert served.post("unload_lora_adapter", lora_name=name).status_code == OK
@@ -136,7 +137,7 @@ def test_loads_and_unloads_break_no_stream_and_change_no_byte(served: AdapterIns
 
     def churn(name: str) -> None:
         for turn in range(50):
-            assert served.load(name, f"more {turn % 4}").status_code == OK
+            assert served.load(name, MORE[turn % len(MORE)]).status_code == OK
             if not turn % 5:
                 served.text(name, n=1)
             assert served.post("unload_lora_adapter", lora_name=name).status_code == OK

@@ -78,7 +78,7 @@ def test_tokens_and_names_from_the_files_beside_the_tokenizer(
     stack, _ = served
 
     def tokenize(**body: object) -> list[int]:
-        answer = httpx.post(f"{stack.url}/tokenize", json=body)
+        answer = httpx.post(f"{stack.url}/tokenize", json=body, timeout=60)
         assert answer.status_code == httpx.codes.OK, answer.text
         ids: list[int] = answer.json()["tokens"]
         return ids
@@ -92,7 +92,7 @@ def test_tokens_and_names_from_the_files_beside_the_tokenizer(
 def test_the_checkpoints_own_pooling(served: tuple[RunningStack, transformers.PreTrainedModel]) -> None:
     stack, model = served
     ids = prompt(24)
-    answer = httpx.post(f"{stack.url}/v1/embeddings", json={"model": stack.model(), "input": ids})
+    answer = httpx.post(f"{stack.url}/v1/embeddings", json={"model": stack.model(), "input": ids}, timeout=60)
     assert answer.status_code == httpx.codes.OK, answer.text
     with torch.no_grad():
         hidden = model.model(torch.tensor([ids])).last_hidden_state[0]

@@ -47,7 +47,7 @@ def test_attention_of_a_request_reaches_the_worker(client: openai.OpenAI) -> Non
 
 def test_gateway_freezes_its_startup_objects(stack: RunningStack) -> None:
     """Without it, a full collection is a pause in the middle of every stream."""
-    text = httpx.get(f"{stack.url}/metrics", trust_env=False).text
+    text = httpx.get(f"{stack.url}/metrics", trust_env=False, timeout=60).text
     assert float(re.findall(r"^ryzanstein_process_frozen_objects (.+)$", text, re.MULTILINE)[0]) > 10_000
 
 
@@ -70,9 +70,9 @@ def test_printed_curl_line_works_dead_processes_are_restarted_and_ctrl_c_cleans_
     with running_stack(tmp_path, *options) as stack:
         assert len(processes_of(stack)) >= 7, "supervisor, redis, coordinator, router, gateway, worker, rank"
         shared_before = {p.name for p in Path("/dev/shm").iterdir()}
-        assert httpx.get(f"{stack.url}/v1/models").status_code == 401
-        assert httpx.get(stack.url).status_code == 404, "the playground is off"
-        (model,) = httpx.get(f"{stack.url}/v1/models", headers={"x-api-key": "a-key"}).json()["data"]
+        assert httpx.get(f"{stack.url}/v1/models", timeout=60).status_code == 401
+        assert httpx.get(stack.url, timeout=60).status_code == 404, "the playground is off"
+        (model,) = httpx.get(f"{stack.url}/v1/models", headers={"x-api-key": "a-key"}, timeout=60).json()["data"]
         assert (model["id"], model["max_model_len"]) == ("mine", 512)
         # The supervisor's pipe has the line by the time that the installation is stopped.
         curl = (

@@ -106,6 +106,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
         write_adapter(TINY_MODEL, adapter, {"q_proj": 4, "v_proj": 4, "o_proj": 4, "up_proj": 4})
         options = ("--workers", "2", "--tensor-parallel", "1", "--adapter", f"a-pirate={adapter}")
         with running_stack(folder, *options) as running:
+            running.wait_serving(2)
             yield running
 
 
@@ -326,7 +327,7 @@ def test_vendored_libraries_match_their_listed_hashes() -> None:
 
 
 def test_playground_works_below_a_path_and_serves_only_its_own_files(stack: RunningStack) -> None:
-    with httpx.Client(base_url=stack.url) as client:
+    with httpx.Client(base_url=stack.url, timeout=60) as client:
         page = client.get("/")
         assert "script-src 'self'" in page.headers["content-security-policy"]
         assert "'unsafe" not in page.headers["content-security-policy"]

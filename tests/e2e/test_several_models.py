@@ -51,6 +51,7 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="module")
 def stack(typed: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     with running_stack(tmp_path_factory.mktemp("run"), *typed, "--tensor-parallel", "1", model="") as stack:
+        stack.wait_serving(1)
         yield stack
 
 

@@ -109,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         if name == hub.behind_gate:
             self.wfile.write(body[: len(body) // 2])
             hub.waiting.set()
-            hub.open_gate.wait(30)
+            hub.open_gate.wait(600)
             self.wfile.write(body[len(body) // 2 :])
         elif take(hub.truncate, name):
             self.wfile.write(body[: len(body) // 2])

@@ -313,7 +313,7 @@ async def test_a_server_that_stays_away_is_unavailable(gateway: Served, kind: st
 @both_protocols
 async def test_request_past_the_servers_limit_is_not_tried_again(kind: str) -> None:
     async with (
-        served([Worker("w0", prefill_s=2.0)], request_timeout_s=0.5) as gateway,
+        served([Worker("w0", prefill_s=60.0)], request_timeout_s=2.0) as gateway,
         gateway.client(kind, SOON) as client,
     ):
         with pytest.raises(ServerError if kind.startswith("rest") else TimedOut):

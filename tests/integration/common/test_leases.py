@@ -271,7 +271,7 @@ async def test_bad_command_of_a_batch_fails_alone(client: redis.Redis) -> None:
 
 async def test_stopped_redis_costs_a_single_time_out_for_any_number_of_callers(server: KillableRedis) -> None:
     async with open_redis(RedisAccess(server.url), 5, timed_by_caller=True) as client:
-        batcher = Batcher(client, 3.0)
+        batcher = Batcher(client, 5.0)
         await batcher.run("SET", "key", "value")
         server.signal(signal.SIGSTOP)
         first = asyncio.ensure_future(batcher.run("PING"))
@@ -280,7 +280,7 @@ async def test_stopped_redis_costs_a_single_time_out_for_any_number_of_callers(s
         others = [asyncio.ensure_future(batcher.run("PING")) for _ in range(5)]
         for result in await asyncio.gather(first, *others, return_exceptions=True):
             assert isinstance(result, OSError)
-        assert asyncio.get_running_loop().time() - began < 5.8, "and not one time-out after the other"
+        assert asyncio.get_running_loop().time() - began < 9.5, "and not one time-out after the other"
         server.signal(signal.SIGCONT)
         assert await batcher.run("GET", "key") == b"value", "and not the answer to an earlier command"
 

@@ -228,7 +228,7 @@ def published(server: RedisServer, response_id: str) -> int:
 
 def owner_of(gateway: GatewayProcess, owner: str) -> bool:
     """Whether a gateway owns the job: only its process has made the response so far."""
-    with httpx.Client() as http:
+    with httpx.Client(timeout=60) as http:
         text = http.get(f"http://127.0.0.1:{gateway.metrics_port}/metrics").text
     return f'ryzanstein_gateway_in_flight_requests{{api="background",route="{PATH}"}} 1.0' in text
 
@@ -242,7 +242,7 @@ async def test_ending_gateway_hands_its_responses_on(server: RedisServer) -> Non
         other = fast_settings(router_addresses=stack.router.address, redis_url=server.url)
         await stack.gateway.leave()
         ending = asyncio.create_task(stack.gateway.end(0.1))
-        async with running_gateway(other) as second, httpx.AsyncClient() as http:
+        async with running_gateway(other) as second, httpx.AsyncClient(timeout=60) as http:
             await ending
             for _ in range(200):
                 steps.release()

@@ -106,8 +106,8 @@ async def test_draining_gateway_finishes_open_requests_and_answers_late_requests
     async with draining(tmp_path, worker, **environment) as (gateway, opened):
         limits = httpx.Limits(max_connections=1)
         async with (
-            httpx.AsyncClient(base_url=gateway.url, trust_env=False, limits=limits) as idle,
-            httpx.AsyncClient(base_url=gateway.url, trust_env=False, limits=limits) as silent,
+            httpx.AsyncClient(base_url=gateway.url, trust_env=False, limits=limits, timeout=60) as idle,
+            httpx.AsyncClient(base_url=gateway.url, trust_env=False, limits=limits, timeout=60) as silent,
         ):
             assert (await idle.get("/livez")).headers.get("connection") != "close"
             await silent.get("/livez")
@@ -125,7 +125,7 @@ async def test_draining_gateway_finishes_open_requests_and_answers_late_requests
             assert monotonic() - signalled > 2.9
             last = await silent.post("/v1/completions", json=BODY | {"max_tokens": 1})
             assert (last.status_code, last.headers["connection"]) == (200, "close"), "over a connection that was open"
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             metrics = (await client.get(f"http://127.0.0.1:{gateway.metrics_port}/metrics")).text
         assert "ryzanstein_gateway_drain_remaining_streams 4.0" in metrics
         worker.step_s = 0.0
@@ -146,28 +146,30 @@ async def test_draining_gateway_finishes_open_requests_and_answers_late_requests
 
 async def test_a_gateway_listens_until_balancers_have_stopped_sending(tmp_path: Path) -> None:
     """On a busy machine they hear late that it is not ready; probes and scrapes are no sign of it."""
-    environment = {"DRAIN_DELAY_S": "0.2", "DRAIN_SILENCE_S": "2", "DRAIN_TIMEOUT_S": "60"}
-    async with draining(tmp_path, Worker("w0", step_s=0.05), **environment) as (gateway, opened):
+    environment = {"DRAIN_DELAY_S": "0.2", "DRAIN_SILENCE_S": "4", "DRAIN_TIMEOUT_S": "60"}
+    worker = Worker("w0", step_s=0.2)  # so slow that all four are open until the test has looked at everything
+    async with draining(tmp_path, worker, **environment) as (gateway, opened):
         gateway.process.send_signal(signal.SIGTERM)
         signalled = monotonic()
         while await status(gateway.port, "/readyz") != 503:  # noqa: ASYNC110  # it is another process's
             await asyncio.sleep(0.01)
         drains = monotonic()
-        while monotonic() - drains < 3:
+        while monotonic() - drains < 5:  # a request comes within each four seconds of it
             sent_at = monotonic()
-            async with httpx.AsyncClient(trust_env=False) as balancer:  # a connection of its own for each
+            async with httpx.AsyncClient(trust_env=False, timeout=60) as balancer:  # a connection of its own for each
                 answer = await balancer.post(f"{gateway.url}/v1/completions", json=BODY | {"max_tokens": 1})
             assert answer.status_code == 200
             await asyncio.sleep(0.2)
         probing = asyncio.create_task(_probe(gateway.port))
         await refuses_connections(gateway.port)
         ended = monotonic()
-        assert ended - sent_at > 1.9
+        assert ended - sent_at > 3.9
         await probing
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             metrics = (await client.get(f"http://127.0.0.1:{gateway.metrics_port}/metrics")).text
         (late,) = re.findall(r"^ryzanstein_gateway_drain_last_request_seconds (.*)$", metrics, re.MULTILINE)
         assert sent_at - drains <= float(late) <= ended - signalled, "since it drains, which was between the two"
+        worker.step_s = 0.0
         assert (await opened.plain).status_code == 200
         assert (await opened.events)[-1] == "[DONE]"
         await opened.socket.until("done")

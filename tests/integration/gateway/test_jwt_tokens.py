@@ -41,7 +41,7 @@ class Issuer:
         """An id token, by the authorization code flow."""
         back = "http://127.0.0.1/back"
         sent = {"client_id": client_id, "redirect_uri": back, "response_type": "code", "scope": "openid"}
-        with httpx.Client(base_url=self.url, trust_env=False) as client:
+        with httpx.Client(base_url=self.url, trust_env=False, timeout=60) as client:
             answer = client.post("/oauth2/authorize", params=sent, data={"sub": subject})
             code = parse_qs(urlparse(answer.headers["location"]).query)["code"][0]
             given = {"grant_type": "authorization_code", "code": code, "redirect_uri": back}

@@ -34,7 +34,7 @@ async def logging_gateway(folder: Path, **environment: str) -> AsyncIterator[Gat
 async def say_the_secret_everywhere(gateway: GatewayProcess) -> None:
     """In good requests, in refused ones, and in one whose worker dies."""
     chat = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 4}
-    async with httpx.AsyncClient(base_url=gateway.url, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=60) as client:
         for path, body in (
             ("/v1/completions", {"prompt": SECRET, "max_tokens": 4}),
             ("/v1/completions", {"prompt": SECRET, "max_tokens": 4}),

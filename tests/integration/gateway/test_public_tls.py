@@ -50,7 +50,8 @@ async def test_clients_speak_tls_and_a_new_certificate_needs_no_restart(
     grpc_port = free_port()
     async with running_stack([Worker("w0")], grpc_port=grpc_port, **files) as stack:
         port = stack.gateway.http.port
-        async with httpx.AsyncClient(base_url=f"https://{HOST}:{port}", verify=trust, trust_env=False) as http:
+        url = f"https://{HOST}:{port}"
+        async with httpx.AsyncClient(base_url=url, verify=trust, trust_env=False, timeout=60) as http:
             body = {"prompt": "a", "max_tokens": 4}
             assert (await http.post("/v1/completions", json=body)).status_code == 200
             streamed = await http.post("/v1/completions", json=body | {"stream": True})

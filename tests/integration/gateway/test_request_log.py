@@ -14,6 +14,7 @@ from typing import cast
 
 import httpx
 import pytest
+from redis import Redis
 
 from services.common.keys import RedisKeys
 from services.common.ports import free_port
@@ -29,6 +30,7 @@ from services.gateway.text.codec import ServedModel
 from tests.integration.gateway.fleet import MODEL, Worker
 from tests.integration.gateway.gateways import eventually, running_stack
 from tests.integration.gateway.redis_server import RedisServer, running_redis
+from tests.integration.router.processes import KillableRedis
 from tests.shell import captured
 
 KEY = RedisKeys("default").request_log
@@ -42,8 +44,8 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
         yield running
 
 
-def logged(server: RedisServer) -> list[LoggedRequest]:
-    return [LoggedRequest.read(fields) for _, fields in server.client.xrange(KEY)]
+def logged(client: Redis) -> list[LoggedRequest]:
+    return [LoggedRequest.read(fields) for _, fields in client.xrange(KEY)]
 
 
 async def test_served_requests_become_a_plan_and_their_texts_stay_out_of_the_log(server: RedisServer) -> None:
@@ -54,20 +56,20 @@ async def test_served_requests_become_a_plan_and_their_texts_stay_out_of_the_log
         assert answer.status_code == 200, answer.text
         used = answer.json()["usage"]
         await eventually(lambda: server.client.xlen(KEY) == 1)
-        (first,) = logged(server)
+        (first,) = logged(server.client)
         assert (first.model, first.prompt_tokens, first.answer_tokens) == (MODEL, used["prompt_tokens"], 7)
         assert len(first.blocks) == used["prompt_tokens"] // LOG_BLOCK_TOKENS > 0
         await stack.http.post("/v1/embeddings", json={"input": SECRET})
         await stack.http.post("/v1/completions", json={"prompt": SECRET}, headers={"x-session-id": "my session"})
         await eventually(lambda: server.client.xlen(KEY) == 2)
-        assert logged(server)[1].session not in ("", "my session")
+        assert logged(server.client)[1].session not in ("", "my session")
         entries = b" ".join(value for _, fields in server.client.xrange(KEY) for value in fields.values())
         assert not [word for word in (b"confidential", b"nobody", b"session") if word in entries]
         for number in range(most + 2):
             await stack.complete(prompt=f"{prompt} {number}", max_tokens=3)
     assert server.client.xlen(KEY) == most, "the log is bounded, and what waited is written at the end"
     assert 0 < server.client.ttl(KEY) <= 8 * 24 * 3600
-    assert all(entry.blocks == first.blocks for entry in logged(server)), "equal prefixes have equal hashes"
+    assert all(entry.blocks == first.blocks for entry in logged(server.client)), "equal prefixes have equal hashes"
     env = os.environ | {"RYZANSTEIN_REDIS_URL": server.url}
     done = captured([COMMAND, "plan", "--target", "first_token_p95=5s", "--target", "pace_p95=1s", "--json"], env=env)
     assert done.returncode == 0, done
@@ -84,7 +86,7 @@ async def assert_is_served(env: dict[str, str]) -> None:
     port = free_port()
     command = [COMMAND, "plan", "--target", "first_token_p95=5s", "--serve", f"127.0.0.1:{port}"]
     process = await asyncio.create_subprocess_exec(*command, env=env)
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
 
         def answered() -> bool:
             with contextlib.suppress(httpx.ConnectError):
@@ -108,9 +110,10 @@ Logging = tuple[RequestLog, GatewayMetrics]
 
 
 @pytest.fixture
-async def log(server: RedisServer) -> AsyncIterator[Logging]:
-    metrics, redis = GatewayMetrics(), open_redis(RedisAccess(server.url), 0.2)
-    guard = RedisGuard(redis, RedisAccess(server.url), 0.2, metrics)
+async def log(redis_server: KillableRedis) -> AsyncIterator[Logging]:
+    access, metrics = RedisAccess(redis_server.url_of("gateway")), GatewayMetrics()
+    redis = open_redis(access, 5.0)
+    guard = RedisGuard(redis, access, 5.0, metrics)
     yield RequestLog(guard, RedisKeys("default"), 10, 60, metrics), metrics
     await redis.aclose()
 
@@ -124,27 +127,28 @@ def unlogged(metrics: GatewayMetrics) -> float:
     return metrics.unlogged.collect()[0].samples[0].value
 
 
-async def test_requests_wait_to_be_logged_while_redis_is_away(server: RedisServer, log: Logging) -> None:
+async def test_requests_wait_to_be_logged_while_redis_is_away(redis_server: KillableRedis, log: Logging) -> None:
     writer, metrics = log
-    server.freeze()
+    redis_server.kill()
     writer.add(ended_request(), 3, 2.0)
     writing = asyncio.create_task(writer.run())
     await eventually(lambda: not metrics.redis_up.collect()[0].samples[0].value)
-    server.thaw()
+    redis_server.start()
     await end_tasks([writing])
     await writer.aclose()
-    entries = logged(server)
+    with Redis.from_url(redis_server.url) as client:
+        entries = logged(client)
     assert {(entry.model, entry.prompt_tokens, entry.answer_tokens) for entry in entries} == {(MODEL, 5, 3)}
     assert entries[0].tenant not in ("", "acme")
     assert unlogged(metrics) == 0
 
 
 async def test_requests_beyond_the_memory_or_the_gateway_s_end_are_counted_as_unlogged(
-    server: RedisServer, log: Logging, monkeypatch: pytest.MonkeyPatch
+    redis_server: KillableRedis, log: Logging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, metrics = log
     monkeypatch.setattr(request_log, "_MOST_WAITING", 2)
-    server.freeze()
+    redis_server.kill()
     for _ in range(3):
         writer.add(ended_request(), 3, 2.0)
     assert unlogged(metrics) == 1

@@ -171,7 +171,7 @@ async def test_a_conversation_lives_on_by_use_and_ends_with_its_lifetime(server:
         second = await create(stack, previous_response_id=first["id"])
         assert 45_000 < server.client.pttl(key) <= 50_000, "its next turn keeps it"
         settings = fast_settings(router_addresses=stack.router.address, redis_url=server.url, responses_ttl_s=50)
-        async with running_gateway(settings) as other, httpx.AsyncClient(trust_env=False) as http:
+        async with running_gateway(settings) as other, httpx.AsyncClient(trust_env=False, timeout=60) as http:
             await eventually(other.catalog.available)
             url = f"http://127.0.0.1:{other.http.port}{PATH}"
             body = {"input": "hi", "max_output_tokens": 2, "previous_response_id": second["id"]}

@@ -344,8 +344,7 @@ async def test_a_whole_answer_that_may_not_be_resumed_is_503_with_retry_after() 
     async with running_stack(workers, resume_tokens_per_s=0.5, resume_deadline_s=1.0) as stack:
         # The first resume takes the bucket into debt: ten tokens and more, at two seconds each.
         first = asyncio.create_task(stack.complete(prompt=PROMPT, max_tokens=COUNT))
-        await eventually(lambda: len(workers[0].faults) == 1)
-        await asyncio.sleep(0.2)
+        await eventually(lambda: len(stack.router.routes) == 2)
         answer = await stack.complete(prompt=PROMPT, max_tokens=COUNT)
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "resume_budget"

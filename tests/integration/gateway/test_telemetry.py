@@ -333,7 +333,7 @@ async def test_connection_close_is_not_logged_under_the_request_that_opened_the_
     async with (
         running_fleet([worker, other]) as router,
         gateway_process(router.address, tmp_path / "log") as gateway,
-        httpx.AsyncClient(base_url=gateway.url, trust_env=False) as http,
+        httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=60) as http,
     ):
         for name in ("opener", "opener", "loser", "loser"):
             worker.faults = [Fault("break", 1)] if name == "loser" else []

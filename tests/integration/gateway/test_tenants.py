@@ -198,10 +198,11 @@ async def test_monthly_budget_is_spent_by_costs_and_refuses(server: RedisServer,
 
 async def test_concurrency_and_priority(server: RedisServer) -> None:
     async with tenancy(server, entry("secret", max_concurrent=2, priority=5, weight=3)) as stack:
-        stack.workers[0].step_s = 1.0  # two run until the others have been refused
+        steps = stack.workers[0].steps = asyncio.Semaphore(0)
         sent = [asyncio.create_task(ask(stack, priority=-10)) for _ in range(4)]
         await eventually(lambda: sum(task.done() for task in sent) == 2)
-        stack.workers[0].step_s = 0.0
+        for _ in range(2 * 5 + 5):
+            steps.release()
         answers = await asyncio.gather(*sent)
         assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429]
         submit = stack.workers[0].submits[-1]

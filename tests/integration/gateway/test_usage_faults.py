@@ -170,7 +170,7 @@ async def test_ending_gateway_writes_its_last_counts(tmp_path: Path) -> None:
     broken = processes.KillableRedis(tmp_path)
     broken.start()
     try:
-        async with running_stack([Worker("w0")], redis_url=broken.url_of("gateway"), redis_timeout_s=0.2) as stack:
+        async with running_stack([Worker("w0")], redis_url=broken.url_of("gateway")) as stack:
             broken.kill()
             usage = (await stack.complete(prompt="a", max_tokens=3)).json()["usage"]
             broken.start()

@@ -127,19 +127,26 @@ async def cold(redis_server: KillableRedis) -> AsyncIterator[ColdInstallation]:
 
 async def test_plain_and_streamed_requests_wait_for_a_cold_model_and_all_are_served(cold: ColdInstallation) -> None:
     worker = await cold.worker("w", LOADING)
-    waiting = [cold.ask(stream=number % 2 == 0) for number in range(1, 21)]
+    await eventually(lambda: cold.gateway.catalog.phase(MODEL) == "loading")
+    plain, begun = [cold.ask() for _ in range(10)], list[str]()
+
+    async def stream() -> list[str]:
+        async with cold.http.stream("POST", "/v1/completions", json=STREAM) as answer:
+            assert answer.status_code == 200
+            lines = answer.aiter_lines()
+            begun.append(await anext(lines))
+            return [line async for line in lines if line]
+
+    streams = [asyncio.create_task(stream()) for _ in range(10)]
     await cold.held(20)
-    await asyncio.sleep(0.5)  # two heartbeats of the router
+    await eventually(lambda: len(begun) == len(streams))
+    assert all(line.startswith(": waiting loading") for line in begun)
     worker.update(phase=SERVING)
-    for number, answer in enumerate(await asyncio.gather(*waiting), 1):
-        assert answer.status_code == 200
-        if number % 2:
-            assert answer.json()["usage"]["completion_tokens"] == 2
-        else:
-            first, *_, done = [line for line in answer.text.splitlines() if line]
-            assert first.startswith(": waiting loading")
-            assert done == "data: [DONE]"
-            assert '"error"' not in answer.text
+    for answer in await asyncio.gather(*plain):
+        assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 2)
+    for lines in await asyncio.gather(*streams):
+        assert lines[-1] == "data: [DONE]"
+        assert not [line for line in lines if '"error"' in line]
     assert len(worker.prompts) == 20
 
 
@@ -190,8 +197,8 @@ async def test_gateway_and_router_that_start_at_zero_know_the_model_by_its_card(
 async def test_wait_beyond_the_patience_of_a_request_is_503_with_the_estimate_of_the_start(
     cold: ColdInstallation,
 ) -> None:
-    async def refused(**body: Any) -> httpx.Response:
-        headers = {"x-ryzanstein-patience": "0.3"}
+    async def refused(patience: str = "0.3", **body: Any) -> httpx.Response:
+        headers = {"x-ryzanstein-patience": patience}
         return await cold.http.post("/v1/completions", json=BODY | body, headers=headers)
 
     answer = await refused()
@@ -204,10 +211,11 @@ async def test_wait_beyond_the_patience_of_a_request_is_503_with_the_estimate_of
     while answer.headers["retry-after"] == "1":  # the router has not seen the worker yet
         answer = await refused()
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "20")
-    streamed = await refused(stream=True)
+    streamed = await refused("3", stream=True)  # the router says each quarter of a second how far the start is
     assert streamed.status_code == 200, "a comment was sent first"
-    comment, error, done = [line for line in streamed.text.splitlines() if line]
-    assert (comment, done) == (": waiting sleeping 20s", "data: [DONE]")
+    *comments, error, done = [line for line in streamed.text.splitlines() if line]
+    assert (comments[0], done) == (": waiting sleeping 20s", "data: [DONE]")
+    assert all(comment.startswith(": waiting sleeping ") for comment in comments), "and by then a little less is left"
     assert json.loads(error.removeprefix("data: "))["error"]["code"] == "no_workers"
 
 
@@ -228,6 +236,7 @@ async def test_wrong_header_of_the_wait_is_refused(stack: GatewayStack) -> None:
 async def test_every_api_says_how_far_the_start_is(cold: ColdInstallation) -> None:
     """Streams by comments, and by events where their clients want them."""
     worker = await cold.worker("w", LOADING)
+    await eventually(lambda: cold.gateway.catalog.phase(MODEL) == "loading")
     events = {"x-ryzanstein-events": "waiting"}
     eventful = asyncio.create_task(cold.http.post("/v1/completions", json=STREAM, headers=events))
     async with (

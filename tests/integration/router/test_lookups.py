@@ -48,7 +48,7 @@ async def test_cached_prefixes_attract_until_the_coordinator_dies(fleet: RouterR
     holder.store(chain[:64])
     coordinator = coordinator_process(fleet.redis_server.url_of("coordinator"))
     # On a shared machine 25 ms may pass for any reason.
-    router = await fleet.router(workers=4, COORDINATOR_ADDRESS=coordinator.address, LOOKUP_TIMEOUT_MS="2000")
+    router = await fleet.router(workers=4, COORDINATOR_ADDRESS=coordinator.address, LOOKUP_TIMEOUT_MS="5000")
     request = ask(prompt_tokens=1600, block_hashes=chain)
 
     async def known() -> bool:
@@ -74,7 +74,7 @@ async def test_coordinators_that_divide_the_workers_are_all_asked_and_one_may_be
     addresses = [shard.address for shard in shards]
     process = fleet.process(
         router_process(
-            fleet.redis_server.url_of("router"), COORDINATOR_ADDRESS=",".join(addresses), LOOKUP_TIMEOUT_MS="2000"
+            fleet.redis_server.url_of("router"), COORDINATOR_ADDRESS=",".join(addresses), LOOKUP_TIMEOUT_MS="5000"
         )
     )
     router = await fleet.stub(process)
@@ -104,7 +104,7 @@ async def test_worker_of_a_moved_session_gets_a_pull_hint_to_the_cache(fleet: Ro
     holder = await fleet.worker("holder", queued_prefill_tokens=20_000, **moving)
     holder.store(chain)
     coordinator = coordinator_process(fleet.redis_server.url_of("coordinator"))
-    router = await fleet.router(workers=2, COORDINATOR_ADDRESS=coordinator.address, LOOKUP_TIMEOUT_MS="2000")
+    router = await fleet.router(workers=2, COORDINATOR_ADDRESS=coordinator.address, LOOKUP_TIMEOUT_MS="5000")
     request = ask(prompt_tokens=1700, block_hashes=chain)
 
     async def known() -> bool:

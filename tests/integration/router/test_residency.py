@@ -194,7 +194,7 @@ async def test_request_for_a_model_that_cannot_wake_is_refused_with_the_reason(f
     router = await fleet.router(workers=0)
     await until(lambda: lists(router, "asleep"))
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await router.Route(ask(timeout_ms=1000, patience_ms=1000))
+        await router.Route(ask(timeout_ms=5000, patience_ms=3000))
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     assert "1 sleeping, worker asleep does not wake: needs 2 GiB, 1 GiB is available" in str(refused.value.details())
     worker.cannot_wake = ""

@@ -97,7 +97,7 @@ async def test_prompt_counts_as_queued_until_computed(engine: SimulatedEngine) -
     """Routers would take a worker for idle while it computes a long prompt in one step."""
     (prompt,) = prompts(1)
     await complete(engine, ask(n=1))  # its ranks have started
-    engine.ranks.stall(0.3)
+    engine.ranks.stall(2.0)
     answer = submitted(engine, ask(prompt, n=2))
     await asyncio.sleep(0.05)
     assert (engine.state().queued_prefill_tokens, answer.ids) == (len(prompt), [])

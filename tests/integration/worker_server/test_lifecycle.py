@@ -268,7 +268,7 @@ async def test_metrics_and_probes_are_served(redis_url: str) -> None:
     async with (
         running_worker(redis_url, hold_start=True, metrics_port=port, telemetry_names=("vllm",)) as worker,
         FakeGateway(worker.address) as gateway,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as http,
     ):
         assert (await http.get("/livez")).status_code == 200
         assert (await http.get("/readyz")).status_code == 503
@@ -301,7 +301,7 @@ async def test_metrics_and_probes_last_until_the_drain_is_over(redis_url: str) -
     async with (
         running_worker(redis_url, metrics_port=port, drain_s=60) as worker,
         FakeGateway(worker.address) as gateway,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as http,
     ):
         worker.group.step_s = 0.05
         await gateway.wait_serving()
@@ -325,7 +325,7 @@ async def test_the_metrics_tell_a_workers_life(redis_url: str) -> None:
     async with (
         running_worker(redis_url, metrics_port=port, drain_s=0.0, dtype="float32") as worker,
         FakeGateway(worker.address) as gateway,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as http,
     ):
 
         async def values() -> dict[str, float]:

@@ -96,7 +96,7 @@ async def test_sleep_is_refused_while_a_request_runs_and_for_an_unknown_level(
 
 async def test_probe_of_the_start_gives_way_to_a_sleep(redis_url: str) -> None:
     async with running_worker(redis_url, hold_start=True) as worker, FakeGateway(worker.address) as gateway:
-        worker.group.step_s = 0.05
+        worker.group.step_s = 0.3  # the probe is under way when the order to sleep comes
         code, text = await refused(gateway.stub.Sleep(pb.SleepRequest()))
         assert (code, text) == (grpc.StatusCode.FAILED_PRECONDITION, "the worker is loading: loading the model")
         code, _ = await refused(gateway.stub.Wake(pb.WakeRequest()))
@@ -209,7 +209,7 @@ async def test_sleeping_worker_is_ready_and_its_metrics_tell_phase_and_wakes(red
     async with (
         running_worker(redis_url, metrics_port=port) as worker,
         FakeGateway(worker.address) as gateway,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as http,
     ):
         await gateway.wait_serving()
         await gateway.stub.Sleep(pb.SleepRequest())
