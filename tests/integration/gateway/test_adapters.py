@@ -119,7 +119,7 @@ async def test_names_and_paths_with_hidden_characters_are_rejected(text: str, tm
             assert "printable characters, no control or format characters" in explanation
             assert explanation.isprintable()
         assert (await refused(stack, lora_name=" mine"))[:2] == (400, "lora_name")
-        names = {"lora_name": "ft:smöl-modell:ns/名前 (v2)", "lora_path": "/adapters/日本 語"}
+        names = {"lora_name": "ft:smöl-model:ns/名前 (v2)", "lora_path": "/adapters/日本 語"}
         assert (await stack.http.post(LOAD, json=names)).status_code == 200
 
 
