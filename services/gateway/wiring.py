@@ -241,7 +241,7 @@ def new_router(settings: GatewaySettings, tls: Tls | None) -> RouterClient:
 
 
 def new_directory(settings: GatewaySettings, guard: RedisGuard, keys: RedisKeys) -> KeyDirectory:
-    """Return what finds the tenants of keys; raises :class:`StartupError`. With tenancy off nobody asks it."""
+    """Return what finds the tenants of keys; raises :class:`StartupError`. With tenancy off it is not asked."""
     fixed = read_keys(settings.api_keys_file, settings.api_keys) if settings.tenancy else {}
     return KeyDirectory(fixed, guard, keys)
 

@@ -84,7 +84,7 @@ class KeyDirectory:
         self._guard = guard
         self._keys = keys
         self._remembered: dict[str, tuple[float, Tenant | None]] = {}
-        self._changes = 0  # of keys, by this gateway
+        self._changes = 0  # how often this gateway has changed keys
 
     async def identify(self, key: str) -> Tenant:
         """The tenant of a key; raises :class:`ApiError` 401, or 503 while Redis is away."""
