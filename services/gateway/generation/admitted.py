@@ -145,8 +145,10 @@ class AdmittedRequest:
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The headers of its answer: the rest of its tenant's limits, the model that answers, the cost once counted."""
-        named = self.answered_by() + ([(COST_HEADER, f"{self.used.cost:.9f}")] if self.used.cost is not None else [])
-        return [*self.admission.headers, *((name.encode(), value.encode()) for name, value in named)]
+        named = self.answered_by()
+        if self.used.cost is not None:
+            named.append((COST_HEADER, f"{self.used.cost:.9f}"))
+        return [*self.admission.headers, *[(name.encode(), value.encode()) for name, value in named]]
 
     def caller(
         self,

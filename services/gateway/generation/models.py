@@ -172,6 +172,8 @@ class Models:
     def handed_on(self, place: ChainPlace) -> frozenset[Condition]:
         """The conditions on which a later link takes over without a longer wait."""
         later = place.chain.links[place.index + 1 :]
+        if not later:
+            return NEVER
         return NEVER.union(*(link.when for link in later if self._takes(link)))
 
     def count(self, chain: Chain, model: str, *, fallback: bool) -> None:

@@ -29,9 +29,10 @@ class ChunkSerializer(Serializer[Body]):
         self._usage_field = bool(options.include_usage) or self._with_cost
         self._running_usage = bool(options.continuous_usage_stats)
         self._with_workers = bool(options.include_workers)
-        self._head = b"data: " + encode(self._common)[:-1] + b',"choices":[{"index":'
-        usage = b',"usage":null' if self._usage_field else b""
-        self._tail = b',"logprobs":null,"finish_reason":null}]' + usage + b"}\n\n"
+        if body.stream:
+            self._head = b"data: " + encode(self._common)[:-1] + b',"choices":[{"index":'
+            usage = b',"usage":null' if self._usage_field else b""
+            self._tail = b',"logprobs":null,"finish_reason":null}]' + usage + b"}\n\n"
 
     def _is_text(self, chunk: OutputChunk) -> bool:
         """Whether a chunk is written as plain text."""
