@@ -11,6 +11,8 @@
 #define DEPTH 1024   // k of a panel, which stays in the second-level cache while all rows are multiplied with it
 #define SHALLOW 128  // k of a panel for three or four blocks, which compute about as long as the next panel takes to arrive
 #define MAX_ROWS 384 // rows multiplied with a panel; more rows read the weight again
+#define AHEAD 4096   // bytes that a lone block fetches ahead; the hardware's prefetcher stops at page ends
+#define OWN (-1)     // in place of a number of lines: a block fetches what it reads next itself
 
 // Weights are packed as [strips][k / 2][STRIP][2]; a register holds a pair of k for WIDTH outputs. n is padded with zeros.
 EXPORT void rz_pack_weight(const bf16 *weight, long n, long k, bf16 *packed) {
@@ -30,7 +32,7 @@ void unpack_row(const bf16 *packed, long row, long k, bf16 *y) {
 typedef struct {
     const bf16 *weights;
     long column, from, to; // the first output; k in [from, to)
-    int lines;             // lines of the next panel that a block fetches for every pair of k
+    int lines;             // lines of the next panel that a block fetches for every pair of k, or OWN
 } panel;
 
 // `kept`: sums of the rows from `row` on, kept between the panels of a strip. `ahead`: this block's part of the next panel. For
@@ -43,7 +45,8 @@ INLINE void block(const product *p, const panel *w, long row, float (*kept)[STRI
 #pragma GCC unroll 8
         for (int r = 0; r < ACROSS; r++) sums[i][r] = w->from ? load(kept[i] + r * WIDTH) : spread(0);
     const bf16 *x = p->x + row * p->ldx, *weights = w->weights;
-    for (long k = w->from; k < w->to; k += 2, weights += 2 * STRIP, ahead += 64 * lines) {
+    for (long k = w->from; k < w->to; k += 2, weights += 2 * STRIP, ahead += lines == OWN ? 4 * STRIP : 64 * lines) {
+        for (long at = 0; lines == OWN && at < 4 * STRIP; at += 64) FETCH(ahead + at);
         if (lines == 1) FETCH_NEAR(ahead);
         if (lines == 2) {
             FETCH(ahead);
@@ -70,9 +73,10 @@ INLINE void block(const product *p, const panel *w, long row, float (*kept)[STRI
 }
 
 static void multiply_rows(const product *p, const panel *w, long row, float (*kept)[STRIP], const char *ahead, int lines, long rows) {
-#define CASE(n)                                                       \
-    if (rows == n && lines == 0) block(p, w, row, kept, 0, 0, n);     \
-    if (rows == n && lines == 1) block(p, w, row, kept, ahead, 1, n); \
+#define CASE(n)                                                           \
+    if (rows == n && lines == OWN) block(p, w, row, kept, ahead, OWN, n); \
+    if (rows == n && lines == 0) block(p, w, row, kept, 0, 0, n);         \
+    if (rows == n && lines == 1) block(p, w, row, kept, ahead, 1, n);     \
     if (rows == n && lines == 2) block(p, w, row, kept, ahead, 2, n);
     CASE(1)
     CASE(2)
@@ -85,6 +89,7 @@ static void multiply_rows(const product *p, const panel *w, long row, float (*ke
 
 // Multiplies rows [first, last) with a panel. Each block after the first prefetches a part of the next panel.
 static void multiply_panel(const product *p, const panel *w, long first, long last, float (*kept)[STRIP]) {
+    if (w->lines == OWN) return multiply_rows(p, w, first, kept, (const char *)w->weights + AHEAD, OWN, last - first);
     long n_lines = (w->to - w->from) * STRIP * (long)sizeof(bf16) / 64, part = (w->to - w->from) / 2 * w->lines;
     const char *next = (const char *)(w->weights + (w->to - w->from) * STRIP);
     for (long row = first, line = -part; row < last; row += ROWS, line += part) {
@@ -98,9 +103,11 @@ static void multiply(const void *context, long index) {
     const product *p = context;
     long from = first_of_share(p, index), to = end_of_share(p, index);
     long times = (p->m + MAX_ROWS - 1) / MAX_ROWS, rows = ((p->m + times - 1) / times + ROWS - 1) / ROWS * ROWS;
-    // One or two blocks are limited by memory and are fastest without prefetches. Five blocks prefetch the whole next panel with
-    // one line per pair of k, three or four blocks with two lines.
-    int lines = p->m > 4 * ROWS ? 1 : (p->m > 2 * ROWS ? 2 : 0);
+    // Two blocks are limited by memory and are fastest without prefetches. Five blocks prefetch the whole next panel with one line per
+    // pair of k, three or four blocks with two lines.
+    long blocks = (p->m + ROWS - 1) / ROWS;
+    int lines = blocks == 1 ? OWN : 0;
+    if (blocks > 2) lines = blocks > 4 ? 1 : 2;
     long depth = lines == 2 ? SHALLOW : DEPTH;
     float kept[rows][STRIP];
     for (long first = 0; first < p->m; first += rows)
