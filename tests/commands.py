@@ -115,7 +115,7 @@ NOT_TYPED = {
             "python -m bench.policies",
         ),
         "tests/e2e/test_documents.py runs it with four workers": (
-            "python -m bench.router --holders 1000 --seconds 2 --rate 0 --rounds 2",
+            "python -m bench.router --holders 1000 --seconds 2 --rate 0 --rounds 1",
         ),
         "tests/unit/bench/test_fleet.py runs it with fewer workers": (
             "python -m bench.fleet --workers 100 --routers 1 --gateways 1 --rate 50 --seconds 20 --workload prefix",
