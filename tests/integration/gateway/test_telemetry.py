@@ -47,7 +47,7 @@ async def scrape_until(stack: GatewayStack, value: float, *sample: str) -> dict[
 
 
 async def test_metrics_add_up() -> None:
-    async with running_stack([Worker("w0", faults=[Fault("handoff", 3)])]) as stack:
+    async with running_stack([Worker("w0", faults=[Fault("handoff", 3)], step_s=0.05)]) as stack:
         prompt_tokens = (await stack.complete(prompt="a b", max_tokens=10)).json()["usage"]["prompt_tokens"]
         await stack.complete(prompt="a", temperature=-1)
         stream = await stack.client.completions.create(model=MODEL, prompt="a b", max_tokens=10, stream=True)
@@ -79,7 +79,7 @@ async def test_metrics_add_up() -> None:
 
 
 async def test_series_also_have_the_names_of_other_tools() -> None:
-    async with running_stack([Worker("w0")], telemetry_names=("vllm", "gen_ai")) as stack:
+    async with running_stack([Worker("w0", step_s=0.05)], telemetry_names=("vllm", "gen_ai")) as stack:
         used = (await stack.complete(prompt="a b", max_tokens=10)).json()["usage"]["prompt_tokens"]
         await stack.http.get("/v1/models")
         seen = await scrape_until(stack, 1, "request_seconds_count", "rest", MODEL, "/v1/completions")
