@@ -141,20 +141,19 @@ class ResumableStream:
 
     async def _start(self) -> _Running:
         """ROUTE and CONNECT until an attempt is submitted, while the request has time left."""
-        deadline = self._request.caller.deadline
-        limit = nullcontext() if deadline is None else asyncio.timeout_at(deadline)
+        limit = asyncio.timeout_at(self._request.caller.deadline)
         try:
             async with limit:
                 if self._generated or self._group_runs():
                     return await self._search()
                 return await self._takeovers.bound(self._search, self._excluded)
         except TimeoutError:
-            if isinstance(limit, asyncio.Timeout) and limit.expired():
-                raise self._late() from None
-            raise
+            if not limit.expired():
+                raise
+            raise self._late() from None
 
     async def _search(self) -> _Running:
-        if self._attempts and self._poison.convicted:
+        if self._poison.convicted:
             await self._judge()
         pause = _FIRST_PAUSE_S
         while True:

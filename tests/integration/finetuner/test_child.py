@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import psutil
 
-from tests.integration.finetuner.test_cluster import ORDER, Site, site  # noqa: F401  # a fixture
+from tests.integration.finetuner.site import ORDER, Site
 
 
 def trainings() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if "services.finetuner.training" in child.cmdline()]
 
 
-async def test_a_training_ends_when_its_job_is_paused_and_when_its_fine_tuner_ends(site: Site) -> None:  # noqa: F811
+async def test_a_training_ends_when_its_job_is_paused_and_when_its_fine_tuner_ends(site: Site) -> None:
     """Even one that has not begun to train; its job is no worse for that."""
     await site.queue()
     async with site.fine_tuner(finetuner_job_template="", finetuner_attempts=1, lease_s=30.0):

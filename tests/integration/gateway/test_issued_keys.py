@@ -45,6 +45,13 @@ class KeyInstallation:
         assert ran.exit_code == 0, ran.output
         return ran.output.strip()
 
+    async def created(self, tenant: str, *options: str) -> tuple[str, PresentedKey]:
+        """A new key of a tenant, and its parts."""
+        key = await self.keys("create", tenant, *options)
+        parts = PresentedKey.parse(key)
+        assert parts is not None
+        return key, parts
+
     async def status(self, key: str, url: str = "", **fields: Any) -> int:
         body = {"model": MODEL, "prompt": "hello", "max_tokens": 2, **fields}
         headers = {"authorization": f"Bearer {key}"}
@@ -80,9 +87,7 @@ async def installation(tmp_path: Path, **overrides: Any) -> AsyncIterator[KeyIns
 async def test_a_key_is_issued_limited_rotated_and_revoked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "services.gateway.audit")
     async with installation(tmp_path) as there:
-        key = await there.keys("create", "acme", "--requests-per-minute", "100")
-        presented = PresentedKey.parse(key)
-        assert presented is not None
+        key, presented = await there.created("acme", "--requests-per-minute", "100")
         assert await there.statuses(key) == [200, 200]
         assert there.first.workers[0].submits[-1].tenant == "acme"
         wrong = PresentedKey(presented.id, new_secret()[0])
@@ -138,9 +143,7 @@ async def test_change_of_a_key_holds_at_its_gateway_at_once_and_a_new_secret_at_
     """A client that gets 401 does not try again."""
     monkeypatch.setattr(keys, "_KNOWN_S", 3600.0)
     async with installation(tmp_path) as there:
-        first = await there.keys("create", "acme")
-        presented = PresentedKey.parse(first)
-        assert presented is not None
+        first, presented = await there.created("acme")
         assert await there.statuses(first) == [200, 200]
         await there.keys("limit", presented.id, "--model", "another")
         assert await there.status(first) == 403
@@ -158,9 +161,7 @@ async def test_record_of_a_key_that_is_read_during_a_change_is_not_remembered(
 ) -> None:
     monkeypatch.setattr(keys, "_KNOWN_S", 3600.0)
     async with installation(tmp_path) as there:
-        key = await there.keys("create", "acme")
-        presented = PresentedKey.parse(key)
-        assert presented is not None
+        key, presented = await there.created("acme")
         began, may_end, read = asyncio.Event(), asyncio.Event(), KeyDirectory._read  # noqa: SLF001
 
         async def read_slowly(directory: KeyDirectory, credential: str) -> Tenant | None:
@@ -180,9 +181,7 @@ async def test_record_of_a_key_that_is_read_during_a_change_is_not_remembered(
 
 async def test_wrong_secret_does_not_shut_a_key_out_while_redis_is_away(tmp_path: Path) -> None:
     async with installation(tmp_path) as there:
-        key = await there.keys("create", "acme")
-        presented = PresentedKey.parse(key)
-        assert presented is not None
+        key, presented = await there.created("acme")
         assert await there.status(key) == 200
         there.redis.process.kill()
         wrong = str(PresentedKey(presented.id, new_secret()[0]))
