@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from services.planner.cores import SharedCores
 from services.planner.trace import TraceRequest
 from services.planner.workers import ROUTER_ID, ReplayWorker, RequestTimes, WorkerKind, request_of
 from services.router.breaker import BreakerLimits
@@ -48,9 +50,9 @@ class VirtualFleet:
     def __init__(self, kind: WorkerKind, policy: Policy, n_workers: int) -> None:
         self.now = self._began = 0.0  # `_began`: when the trace began, on its own clock
         self._policy = policy
-        self._cores = kind.shared_cores
+        self._shared, self._cores = kind.shared_cores > 0, SharedCores(kind.shared_cores)
         self._tiered = kind.tier is not None
-        self._workers = [ReplayWorker(f"worker-{n}", kind, self._clock, self._slowdown) for n in range(n_workers)]
+        self._workers = [ReplayWorker(f"worker-{n}", kind, self._clock, self._cores) for n in range(n_workers)]
         self._pool = Pool("planned", SATURATION_S, self._clock)
         for worker in self._workers:
             self._pool.add(worker.worker_id, "", BreakerLimits())
@@ -66,21 +68,14 @@ class VirtualFleet:
     def _clock(self) -> float:
         return self.now
 
-    def _slowdown(self, worker: ReplayWorker) -> float:
-        """Workers that compute at the same time take equal parts of the cores."""
-        if not self._cores:
-            return 1.0
-        n_computing = 1 + sum(other.computes for other in self._workers if other is not worker)
-        return max(1.0, n_computing / self._cores)
-
     def run(self, trace: Sequence[TraceRequest]) -> Replayed:
         """Replay a trace, which is sorted by time, to its last token."""
         began = self._began = trace[0].at
         for number, source in enumerate(trace):
             self._run_until(source.at - began)
+            self.now = max(self.now, source.at - began)
             self._arrive(request_of(source, number), source)
-        while self._wakes:
-            self._run_until(self._wakes[0][0])
+        self._run_until(math.inf)
         busy_s = sum(worker.busy_s for worker in self._workers)
         outcomes = sorted(self._ended, key=lambda outcome: outcome.at)
         computed = tuple(worker.computed_tokens for worker in self._workers)
@@ -99,7 +94,6 @@ class VirtualFleet:
             self._report(index)
             while self._waiting and self._place(*self._waiting[0]):
                 self._waiting.popleft()
-        self.now = max(self.now, until)
 
     def _outcome(self, progress: RequestTimes) -> ReplayedRequest:
         more = progress.source.answer_tokens - 1
@@ -156,7 +150,12 @@ class VirtualFleet:
     def _report(self, index: int) -> None:
         worker = self._workers[index]
         self._pool.update(worker.worker_id, worker.state(), ROUTER_ID)
-        at = worker.wake_at
+        changed = self._shared and self._cores.divide(self.now, sum(each.computes for each in self._workers))
+        for each in range(len(self._workers)) if changed else (index,):
+            self._schedule(each)
+
+    def _schedule(self, index: int) -> None:
+        at = self._workers[index].wake_at
         if at is not None and at != self._scheduled[index]:
             heapq.heappush(self._wakes, (at, index))
         self._scheduled[index] = at

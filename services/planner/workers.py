@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ryzanstein.v1 import worker_pb2
 
 from services.common.blockhash import HASH_BLOCK_TOKENS
+from services.planner.cores import SharedCores
 from services.planner.tiers import TierKind, VirtualTier
 from services.planner.trace import TraceRequest
 from services.worker.engine.kv_events import KvEventLog
@@ -27,6 +28,7 @@ _PROBE_ROWS = (16, 64, 256)  # prompts by which a worker measures itself at its 
 _HEARTBEAT_MS = 1 << 31  # virtual workers report changes only, and are never silent
 ROUTER_ID = "planner"
 _ANSWER = 1  # token of answers, whose texts matter to no decision
+_ROUNDING_S = 1e-9  # error of a step's end after changes of the cores' division
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,10 @@ class ReplayWorker:
     """One worker. `advance` and `deliver` are called when their times have come; `wake_at` says when that is next."""
 
     def __init__(
-        self, worker_id: str, kind: WorkerKind, clock: Callable[[], float], slowdown: Callable[[ReplayWorker], float]
+        self, worker_id: str, kind: WorkerKind, clock: Callable[[], float], cores: SharedCores | None = None
     ) -> None:
-        """`slowdown`: how many times longer than on the curve a step takes that begins now."""
-        self.worker_id, self._kind, self._clock, self._slowdown = worker_id, kind, clock, slowdown
+        """`cores` are those that it shares with other workers; None: it has its own."""
+        self.worker_id, self._kind, self._clock, self._cores = worker_id, kind, clock, cores or SharedCores()
         self.timer = StepTimer(LEAST_PROMPT_S[kind.curve.device])
         self.tier = VirtualTier(kind.tier, kind.block_tokens, self.timer, clock) if kind.tier else None
         places = self.tier or DEVICE_ONLY
@@ -96,8 +98,9 @@ class ReplayWorker:
         self.progress: dict[Request, RequestTimes] = {}
         self.busy_s = 0.0
         self.acked = 0  # number of the last dispatch
-        self._due: deque[tuple[float, StepPlan]] = deque()
-        self._free_at = self._last_result = 0.0
+        self._due: deque[tuple[float, StepPlan]] = deque()  # steps by their ends, on the clock of work
+        self._free_at = 0.0  # end of the last step, on the clock of work
+        self._last_result = 0.0
         self._plan_at = -1.0  # < 0: no plan is put off
         self._probe()
         self._probed_tokens = self.timer.computed_tokens
@@ -119,12 +122,12 @@ class ReplayWorker:
     @property
     def computes(self) -> bool:
         """Whether a step is being computed."""
-        return self._free_at > self._clock()
+        return bool(self._due)
 
     @property
     def wake_at(self) -> float | None:
         """When something happens next without a new request; None: never."""
-        step = self._due[0][0] if self._due else None
+        step = self._cores.at(self._due[0][0]) if self._due else None
         plan = self._plan_at if self._plan_at >= 0 else None
         loaded = self.tier.due if self.tier else None
         return min((at for at in (step, plan, loaded) if at is not None), default=None)
@@ -139,7 +142,7 @@ class ReplayWorker:
     def wake(self) -> list[RequestTimes]:
         """Do what is due now; returns the requests that have ended."""
         ended = []
-        while self._due and self._due[0][0] <= self._clock():
+        while self._due and self._due[0][0] <= self._cores.work(self._clock()) + _ROUNDING_S:
             ended += self._deliver()
         if self.tier is not None and self.tier.due is not None and self.tier.due <= self._clock():
             self.tier.end_loads()
@@ -155,7 +158,9 @@ class ReplayWorker:
         step = self.scheduler.in_flight[0]
         drawn = tuple(SlotResult(chunk.slot, (_ANSWER,)) for chunk in plan.chunks if chunk.draws)
         outputs = self.scheduler.apply(StepResult(plan.step, drawn))
-        self.timer.returned(step.load, now - max(step.planned_at, self._last_result))
+        seconds = now - max(step.planned_at, self._last_result)
+        self.timer.returned(step.load, seconds)
+        self.busy_s += seconds
         self._last_result = now
         self._adapt()
         ended = []
@@ -197,9 +202,7 @@ class ReplayWorker:
         decode_keys = float(sum(chunk.start for chunk in plan.chunks if chunk.n_tokens == 1))
         n_decodes = load.n_rows - load.n_prefill_rows
         seconds = self._kind.curve.seconds(n_decodes, decode_keys, load.n_prefill_rows, load.n_keys)
-        seconds *= self._slowdown(self)
-        self.busy_s += seconds
-        self._free_at = max(self._free_at, self._clock()) + seconds
+        self._free_at = max(self._free_at, self._cores.work(self._clock())) + seconds
         self._due.append((self._free_at, plan))
         return True
 

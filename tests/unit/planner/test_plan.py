@@ -51,6 +51,10 @@ def replay(trace: Sequence[TraceRequest], size: int, policy: str = "cost") -> Re
     return VirtualFleet(KIND, make_policy(policy), size).run(trace)  # type: ignore[arg-type]
 
 
+def shared(trace: Sequence[TraceRequest], n_workers: int, cores: int) -> Replayed:
+    return VirtualFleet(WorkerKind(CURVE, shared_cores=cores), make_policy("round_robin"), n_workers).run(trace)
+
+
 def needed(trace: Sequence[TraceRequest], *targets: str) -> int:
     need = workers_needed(trace, [target(each) for each in targets], replay, 12, window_s=5.0)
     assert need.workers is not None
@@ -87,9 +91,6 @@ def test_tighter_target_never_needs_fewer_workers() -> None:
 def test_workers_that_share_cores_do_the_work_of_as_many_workers() -> None:
     trace = [each.moved(0.0) for each in drawn(5, 1.0)]
 
-    def shared(trace: Sequence[TraceRequest], n_workers: int, cores: int) -> Replayed:
-        return VirtualFleet(WorkerKind(CURVE, shared_cores=cores), make_policy("round_robin"), n_workers).run(trace)
-
     own = replay(trace, 4, "round_robin")
     assert shared(trace, 4, 4) == own
     assert shared(trace, 4, 2).span_s == pytest.approx(2 * own.span_s, rel=0.2)
@@ -97,10 +98,30 @@ def test_workers_that_share_cores_do_the_work_of_as_many_workers() -> None:
     assert shared(one_by_one, 4, 1) == replay(one_by_one, 4, "round_robin")
 
 
+def test_step_slows_down_while_other_workers_compute_on_its_core() -> None:
+    """Two prompts of 0.1 s, the second one 0.05 s later: the first has half of its work left, and half of the core."""
+    trace = [TraceRequest(0.0, 16, 1), TraceRequest(0.05, 16, 1)]
+    replayed = shared(trace, 2, 1)
+    assert [each.first_token_s for each in replayed.outcomes] == pytest.approx([0.15, 0.15])
+    assert replayed.span_s == pytest.approx(0.2)
+    assert replayed.busy_s == pytest.approx(0.3)
+    assert [each.first_token_s for each in shared(trace, 2, 2).outcomes] == pytest.approx([0.1, 0.1])
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_shared_cores_are_never_ahead_of_their_work(cores: int) -> None:
+    """Steps of all lengths begin and end by chance: the cores do the whole work, and no more than they can."""
+    trace = drawn(6, 4.0)
+    work_s = replay(trace, 1, "round_robin").busy_s  # least work, as one worker has the largest batches
+    replayed = shared(trace, 4, cores)
+    assert len(replayed.outcomes) == len(trace)
+    assert replayed.span_s >= work_s / cores
+
+
 def test_prompt_counts_as_queued_until_computed() -> None:
     """A slow machine computes it in one step of seconds, in which the worker is not idle."""
     now = [0.0]
-    worker = ReplayWorker("slow", KIND, lambda: now[0], lambda _: 1.0)
+    worker = ReplayWorker("slow", KIND, lambda: now[0])
     source = TraceRequest(0.0, 100, 2)
     worker.submit(request_of(source, 1), source)
     (times,) = worker.progress.values()
