@@ -27,14 +27,12 @@ HEALTH = "grpc.health.v1.Health/Check"
 
 @dataclass(frozen=True)
 class Trusting:
-    """The servers of one installation, and what it takes to call them."""
+    """The servers of one installation, each in a process of its own, and what it takes to call them."""
 
     folder: Path  # with one of each component's certificate, by its name
     authority: Authority
     domain: str
     addresses: Mapping[str, str]  # by component
-    # Servers in processes of their own. In a test's process gRPC may be there before the choice of its ciphers.
-    apart: Collection[str] = ("router", "coordinator", "worker")
 
 
 async def outcome(channel: grpc.aio.Channel, method: str) -> grpc.aio.AioRpcError | None:
@@ -107,7 +105,7 @@ async def assert_strangers_are_refused(it: Trusting, folder: Path) -> None:
         async with open_channel(address) as channel:
             error = await outcome(channel, HEALTH)
             assert code(error) is grpc.StatusCode.UNAVAILABLE, (to, error)
-    for to in it.apart:
+    for to in it.addresses:
         agreed = [await _agreed(it, to, newest) for newest in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)]
         assert agreed == ["none", "TLSv1.3"], (to, agreed)
     # A component that answers in another one's place is not believed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ import grpc
 import httpx
 import pytest
 import pytest_asyncio
-from ryzanstein.v1 import kv_pb2, routing_pb2, worker_pb2
+from ryzanstein.v1 import kv_pb2, kv_pb2_grpc, routing_pb2, routing_pb2_grpc, worker_pb2
+from tokenizers import Tokenizer
 
 from services.common.lifecycle import StartupError, read_settings
 from services.common.rpc import open_channel
@@ -21,10 +23,13 @@ from services.common.settings import ServiceSettings
 from services.common.tls.access import CALLERS, COMPONENTS
 from services.common.tls.credentials import Tls
 from services.common.tls.issuing import Authority
+from services.worker.settings import WorkerSettings
+from services.worker.simulated.opening import open_model
 from tests.certificates import DAY, DOMAIN, write
 from tests.integration.gateway.process import GatewayProcess, gateway_process
 from tests.integration.router.processes import KillableRedis, coordinator_process, router_process, running, until
-from tests.integration.worker_server.conftest import running_worker
+from tests.integration.worker_server.processes import server_process
+from tests.models import BUNDLED_MODEL
 from tests.trust import (
     HEALTH,
     Trusting,
@@ -35,16 +40,18 @@ from tests.trust import (
 )
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module")]
+WORKERS = 3
+SIMULATED = {"ENGINE": "simulated", "VIRTUAL_WORKERS": str(WORKERS), "ENGINE_ARGS": '{"speed": 20}', "DRAIN_S": "0.2"}
 
 
 @dataclass
 class TlsInstallation:
-    """Processes of one installation under TLS; the worker's server runs in the test's."""
+    """Processes of one installation under TLS; one of them has all workers, which are simulated."""
 
     folder: Path
     authority: Authority
     gateway: GatewayProcess
-    addresses: dict[str, str]  # by component
+    addresses: dict[str, str]  # by component; the first worker's
 
     def write(self, by: Authority, *trusted: Authority) -> None:
         """Renew the certificates of all components."""
@@ -66,10 +73,11 @@ async def installation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
         stack.enter_context(running(coordinator))
         of_router = {"TLS_FOLDER": str(folder / "router"), "COORDINATOR_ADDRESS": coordinator.address}
         router = stack.enter_context(running(router_process(redis.url_of("router"), **of_router)))
-        worker = await stack.enter_async_context(running_worker(redis.url, tls_folder=str(folder / "worker")))
+        of_workers = {"TLS_FOLDER": str(folder / "worker"), **SIMULATED}
+        workers = stack.enter_context(server_process(folder, redis.url_of("worker"), **of_workers))
         of_gateway = {"TLS_FOLDER": str(folder / "gateway"), "REDIS_URL": redis.url}
         gateway = await stack.enter_async_context(gateway_process(router.address, folder / "log", **of_gateway))
-        addresses = {"router": router.address, "coordinator": coordinator.address, "worker": worker.address}
+        addresses = {"router": router.address, "coordinator": coordinator.address, "worker": workers.address}
         yield TlsInstallation(folder, authority, gateway, addresses)
 
 
@@ -118,6 +126,46 @@ async def refused(accepted: object) -> bool:
     return not await accepted  # type: ignore[misc]
 
 
+async def test_answers_of_virtual_workers_are_right_to_the_byte_and_strangers_are_refused_by_each(
+    installation: TlsInstallation,
+) -> None:
+    model = await open_model(WorkerSettings(model=str(BUNDLED_MODEL), engine="simulated"), BUNDLED_MODEL)
+    tokenizer = Tokenizer.from_buffer(model.model.tokenizer_json)
+    sampling = worker_pb2.Sampling(max_tokens=24, stop_token_ids=model.model.eos_token_ids)
+    rng = random.Random(0)
+    prompts = [[rng.randrange(4, 4000) for _ in range(80)] for _ in range(8 * WORKERS)]
+    body = {"max_tokens": sampling.max_tokens, "temperature": 0}
+    async with httpx.AsyncClient(base_url=installation.gateway.url, timeout=60) as http:
+        answers = await asyncio.gather(
+            *(http.post("/v1/completions", json=body | {"prompt": prompt}) for prompt in prompts)
+        )
+    for prompt, answer in zip(prompts, answers, strict=True):
+        expected = tokenizer.decode(model.simulation.language.continuation(prompt, sampling))
+        assert answer.json()["choices"][0]["text"] == expected
+    admin = Tls(installation.folder / "admin")
+    async with open_channel(installation.addresses["coordinator"], to="coordinator", tls=admin) as channel:
+        stats = kv_pb2_grpc.KvCoordinatorStub(channel).Stats
+
+        async def known() -> bool:
+            """Whether the coordinator has blocks of every worker."""
+            workers = (await stats(kv_pb2.StatsRequest(), timeout=60)).workers
+            return sum(worker.blocks > 0 for worker in workers) == WORKERS
+
+        await until(known, every_s=0.2)
+    async with open_channel(installation.addresses["router"], to="router", tls=admin) as channel:
+        listed = await routing_pb2_grpc.RouterStub(channel).ListWorkers(routing_pb2.ListWorkersRequest(), timeout=60)
+    assert len(listed.workers) == WORKERS
+    await asyncio.gather(
+        *(
+            assert_strangers_are_refused(
+                Trusting(installation.folder, installation.authority, DOMAIN, {"worker": view.address}),
+                installation.folder / "strangers" / view.worker_id,
+            )
+            for view in listed.workers
+        )
+    )
+
+
 async def test_every_caller_and_method(installation: TlsInstallation) -> None:
     services = [
         module.DESCRIPTOR.services_by_name[name]
@@ -125,9 +173,7 @@ async def test_every_caller_and_method(installation: TlsInstallation) -> None:
     ]
     methods = {f"{service.full_name}/{method.name}" for service in services for method in service.methods}
     assert methods - CALLERS.keys() == set(), "without a row a method has no callers"
-    servers = Trusting(
-        installation.folder, installation.authority, DOMAIN, installation.addresses, apart=("router", "coordinator")
-    )
+    servers = Trusting(installation.folder, installation.authority, DOMAIN, installation.addresses)
     await assert_callers_are_kept_to_their_methods(servers)
     by_keda = Tls(write(installation.folder / "keda", "keda", installation.authority))
     async with open_channel(installation.addresses["router"], to="router", tls=by_keda) as channel:
