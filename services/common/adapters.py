@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 MAX_NAME = 256  # characters of an adapter's name
 MAX_PATH = 4096  # characters of a folder's
 
 
+def is_name(name: str) -> bool:
+    """Whether a route or an adapter may have the name: a line of a log or of a terminal shows no other one."""
+    return 0 < len(name) <= MAX_NAME and name.isprintable() and name == name.strip()
+
+
 def check_name(name: str) -> None:
-    """Raise ValueError for a name that a line of a log or of a terminal would show as another one."""
-    if not 0 < len(name) <= MAX_NAME or not name.isprintable() or name != name.strip():
+    """Raise ValueError for a text that :func:`is_name` refuses."""
+    if not is_name(name):
         raise ValueError(
             f"expected 1 to {MAX_NAME} printable characters, no control or format characters, no space at an end, "
             f"found {name[:60]!a}"
@@ -43,9 +48,11 @@ class RegisteredAdapter:
 
     @staticmethod
     def from_json(name: str, text: str | bytes) -> RegisteredAdapter:
-        """Read a stored value; raises ValueError when it is not an adapter."""
+        """Read a stored value, without fields of later versions; raises ValueError when it is not an adapter."""
         try:
-            return RegisteredAdapter(name, **json.loads(text))
+            stored = json.loads(text)
+            known = (field.name for field in fields(RegisteredAdapter))
+            return RegisteredAdapter(name, **{field: stored[field] for field in known if field in stored})
         except TypeError as error:
             raise ValueError(f"not an adapter: {error}") from error
 

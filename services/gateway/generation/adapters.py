@@ -6,9 +6,15 @@ loads it. So every worker serves an adapter, including workers that start later.
 
 from __future__ import annotations
 
-from services.common.adapters import RegisteredAdapter, read_registered
+import logging
+from typing import cast
+
+from services.common.adapters import RegisteredAdapter, is_name
 from services.common.keys import RedisKeys
+from services.common.unreadable import Unreadable
 from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
+
+log = logging.getLogger(__name__)
 
 
 class AdapterRegistry:
@@ -16,15 +22,28 @@ class AdapterRegistry:
 
     def __init__(self, guard: RedisGuard, keys: RedisKeys) -> None:
         self._guard, self._key = guard, keys.adapters
+        self._unreadable = Unreadable(log)
 
     async def read(self) -> dict[str, RegisteredAdapter] | None:
-        """The adapters by name; None while Redis is away."""
+        """The adapters by name, without those that this version cannot read; None while Redis is away."""
         client = self._guard.client
         try:
-            texts = await self._guard.run(lambda: client.hgetall(self._key))
+            texts = cast("dict[bytes, bytes]", await self._guard.run(lambda: client.hgetall(self._key)))
         except RedisAwayError:
             return None
-        return read_registered(texts)
+        adapters = {name.decode(): self._decoded(name.decode(), text) for name, text in texts.items()}
+        return {name: adapter for name, adapter in adapters.items() if adapter is not None}
+
+    async def find(self, name: str) -> RegisteredAdapter | None:
+        """An adapter; None if there is none, or while Redis is away."""
+        if not is_name(name):
+            return None
+        client = self._guard.client
+        try:
+            text = await self._guard.run(lambda: client.hget(self._key, name))
+        except RedisAwayError:
+            return None
+        return None if text is None else self._decoded(name, text)
 
     async def write(self, adapter: RegisteredAdapter, *, replace: bool) -> bool:
         """Add an adapter; returns False, and changes nothing, if its name is taken and not to be replaced."""
@@ -39,3 +58,10 @@ class AdapterRegistry:
         """Remove an adapter; returns whether it was there."""
         client = self._guard.client
         return bool(await self._guard.run(lambda: client.hdel(self._key, name)))
+
+    def _decoded(self, name: str, text: bytes | str) -> RegisteredAdapter | None:
+        try:
+            return RegisteredAdapter.from_json(name, text)
+        except ValueError as error:
+            self._unreadable.note(self._key, name, text, error)
+            return None

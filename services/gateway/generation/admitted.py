@@ -132,6 +132,7 @@ class AdmittedRequest:
 
     async def find_model(self, name: str | None, session: str = "") -> ServedModel:
         """The model for the name in a body; raises :class:`ApiError` when there is none that the tenant may use."""
+        await self.models.look_up(name or "")
         self._chain = self._new_chain(name, session)
         self.model = await self.models.find(self._chain, self.tenant, self.patience)
         return self.model
@@ -179,6 +180,7 @@ class AdmittedRequest:
     async def start(self, preparer: Preparer[Body], body: Body, session: str = "", traceparent: str = "") -> None:
         """Prepare it on the first model of its chain that can answer; raises ApiError."""
         session = named_session(session) or body.session
+        await self.models.look_up(body.model or "")
         self._chain = self._new_chain(body.model, session)
         place = await self.models.open(self._chain, self.tenant, self.patience)
         await self._start_on(place, _Work(preparer, body, session, traceparent))

@@ -191,12 +191,20 @@ class Models:
         named = [ListedModel(name, model, phase=phase(name)) for name, model in models.items() if name not in routes]
         return named + [self._listed(name, route) for name, route in routes.items()]
 
-    def get(self, name: str, tenant: Tenant) -> ListedModel:
-        """The model of a name, without waiting; raises :class:`ApiError` 403 or 404."""
+    async def look_up(self, name: str) -> None:
+        """Know the route of a name that is unknown here, if another gateway has made it a moment ago."""
+        known = self._table.routes.get(name) or self._catalog.knows(name) or self._catalog.expects(name)
+        if name and not known:
+            await self._table.look_up(name)
+
+    async def get(self, name: str, tenant: Tenant) -> ListedModel:
+        """The model of a name, without waiting for a worker; raises :class:`ApiError` 403 or 404."""
+        await self.look_up(name)
         route = self._routes(tenant).get(name)
         if route is not None:
             return self._listed(name, route)
         check_permission(name, tenant)
+        await self._catalog.look_up(name)
         unknown = self._catalog.expects(name) and not self._catalog.knows(name)
         served = None if unknown else self._catalog.get(name, tenant.models)
         return ListedModel(name, served, phase=self._catalog.phase(name))

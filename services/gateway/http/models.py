@@ -26,7 +26,7 @@ def add_models(app: FastAPI, names: Models) -> None:
 
     @app.get("/v1/models/{name:path}", summary="One model", tags=["models"])
     async def model(name: str, request: Request, tenant: CallingTenant) -> dict[str, Any]:
-        listed = names.get(name, tenant)
+        listed = await names.get(name, tenant)
         return _anthropic_model(listed) if is_messages_client(request.scope) else _openai_model(listed)
 
 

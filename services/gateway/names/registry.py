@@ -12,6 +12,7 @@ from redis.asyncio.client import Pipeline
 from redis.exceptions import NoPermissionError
 
 from services.common.keys import RedisKeys
+from services.common.unreadable import Unreadable
 from services.gateway.errors import ApiError
 from services.gateway.names.route import ModelRoute
 from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
@@ -19,6 +20,7 @@ from services.gateway.tenants.redis_guard import RedisAwayError, RedisGuard
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Reply = TypeVar("Reply")
 
 MAX_LIVE = 1000  # live routes
 HISTORY = 1000  # changes that Redis keeps
@@ -49,7 +51,7 @@ class RouteRegistry:
 
     def __init__(self, guard: RedisGuard, keys: RedisKeys, now: Callable[[], float] = time.time) -> None:
         self._guard, self._keys, self._now = guard, keys, now
-        self._unreadable: dict[tuple[str, str], bytes | str] = {}  # by key and name: values that were logged
+        self._unreadable = Unreadable(log)
         self._forbidden: set[str] = set()  # keys that may not be read
 
     async def all(self) -> dict[str, LiveRoute]:
@@ -58,27 +60,38 @@ class RouteRegistry:
 
     async def read(self, key: str, kind: type[T]) -> dict[str, T]:
         """A hash of routes or of canaries by the route's name; values that this version cannot read are left out."""
-        entries = {name.decode(): text for name, text in (await self._guard.run(lambda: self._entries(key))).items()}
+        client = self._guard.client
+        stored = cast("dict[bytes, bytes]", await self._asked(key, lambda: client.hgetall(key)))
+        entries = {name.decode(): text for name, text in stored.items()}
         values = {name: self._decoded(key, name, entries[name], kind) for name in sorted(entries)}
         return {name: value for name, value in values.items() if value is not None}
 
-    async def _entries(self, key: str) -> dict[bytes, bytes]:
-        try:
-            entries = cast("dict[bytes, bytes]", await self._guard.client.hgetall(key))
-        except NoPermissionError as error:  # no outage: Redis has the rules of an earlier version
-            if key not in self._forbidden:
-                log.error("the Redis user of gateways may not read %s, it needs ~%s*", key, self._keys.routes)
-            self._forbidden.add(key)
-            raise RedisAwayError(str(error)) from error
-        self._forbidden.discard(key)
-        return entries
+    async def get(self, name: str) -> LiveRoute | None:
+        """One live route; None also for a value that this version cannot read."""
+        key, client = self._keys.routes, self._guard.client
+        text = await self._asked(key, lambda: client.hget(key, name))
+        return None if text is None else self._decoded(key, name, text, LiveRoute)
+
+    async def _asked(self, key: str, read: Callable[[], Awaitable[Reply]]) -> Reply:
+        async def permitted() -> Reply:
+            try:
+                reply = await read()
+            except NoPermissionError as error:  # no outage: Redis has the rules of an earlier version
+                if key not in self._forbidden:
+                    log.error("the Redis user of gateways may not read %s, it needs ~%s*", key, self._keys.routes)
+                self._forbidden.add(key)
+                raise RedisAwayError(str(error)) from error
+            self._forbidden.discard(key)
+            return reply
+
+        return await self._guard.run(permitted)
 
     async def history(self, name: str, count: int) -> list[RouteChange]:
         """The last changes, the newest first; of one route if `name` is not empty."""
-        client = self._guard.client
-        texts = await self._guard.run(lambda: client.lrange(self._keys.route_changes, 0, HISTORY - 1))
-        changes = (msgspec.json.decode(text, type=RouteChange) for text in texts)
-        return [change for change in changes if name in ("", change.name)][:count]
+        key, client = self._keys.route_changes, self._guard.client
+        texts = cast("list[bytes]", await self._guard.run(lambda: client.lrange(key, 0, HISTORY - 1)))
+        changes = (self._decoded(key, text.decode(), text, RouteChange) for text in texts)
+        return [change for change in changes if change is not None and name in ("", change.name)][:count]
 
     async def set(self, name: str, route: ModelRoute, by: str, if_version: int | None = None) -> LiveRoute:
         """Store a route; raises :class:`ApiError` 409 if its version is not `if_version` (0: there must be none)."""
@@ -141,7 +154,5 @@ class RouteRegistry:
         try:
             return msgspec.json.decode(text, type=kind)
         except msgspec.DecodeError as error:
-            if self._unreadable.get((key, name)) != text:
-                self._unreadable[key, name] = text
-                log.error("%r of %s cannot be read and is left out: %s", name, key, error)
+            self._unreadable.note(key, name, text, error)
             return None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.common.adapters import is_name
 from services.common.lifecycle import StartupError
 from services.common.tls.certificate import file_stamp
 from services.gateway.names.registry import LiveRoute, RouteRegistry
@@ -40,7 +42,8 @@ class Routes:
 class RouteTable:
     """Reads the file and Redis every second; keeps what it has while one of them cannot be read.
 
-    Requests after a change by :meth:`set` or :meth:`delete` see it in this gateway, and in others within two seconds.
+    Requests after a change by :meth:`set` or :meth:`delete` see it in this gateway, and in others within two seconds;
+    a new name is found there at once by :meth:`look_up`.
     """
 
     def __init__(self, path: str, registry: RouteRegistry) -> None:
@@ -70,6 +73,17 @@ class RouteTable:
             except RedisAwayError:
                 live = self.routes.live
             self.routes = Routes(self.routes.fixed if fixed is None else fixed, live)
+
+    async def look_up(self, name: str) -> None:
+        """Ask Redis for a name that is none here: another gateway may have made the route a moment ago.
+
+        It asks for this name alone, so that unknown names cost no more than unknown keys.
+        """
+        async with self._reading:
+            if self.routes.get(name) is None and is_name(name):
+                with suppress(RedisAwayError):
+                    if live := await self.registry.get(name):
+                        self.routes = Routes(self.routes.fixed, {**self.routes.live, name: live})
 
     async def set(self, name: str, route: ModelRoute, by: str, if_version: int | None = None) -> LiveRoute:
         """Store a live route; raises as :meth:`RouteRegistry.set`."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
+from typing import Protocol
 
 import grpc.aio
 from ryzanstein.v1 import routing_pb2, worker_pb2, worker_pb2_grpc
@@ -30,7 +31,15 @@ REFRESH_S = 1.0
 STORE_EVERY_S = 600.0  # a card is stored again
 _FIRST_REFRESH_S = 0.1
 
-ReadAdapters = Callable[[], Awaitable[dict[str, RegisteredAdapter] | None]]  # None: the list cannot be read now
+
+class Adapters(Protocol):
+    """The adapters that were loaded while the installation runs."""
+
+    async def read(self) -> dict[str, RegisteredAdapter] | None:
+        """All by name; None: they cannot be read now."""
+
+    async def find(self, name: str) -> RegisteredAdapter | None:
+        """One; None if there is none, or it cannot be read now."""
 
 
 class Catalog:
@@ -41,15 +50,16 @@ class Catalog:
     """
 
     def __init__(
-        self, router: RouterClient, pool: WorkerPool, registered: ReadAdapters, cards: Cards, tls: Tls | None = None
+        self, router: RouterClient, pool: WorkerPool, adapters: Adapters, cards: Cards, tls: Tls | None = None
     ) -> None:
         self._tls = tls
         self._router = router
         self._pool = pool
-        self._read_registered = registered
+        self._adapter_store = adapters
         self._cards = cards
         self._written: dict[str, tuple[str, float]] = {}  # by model, digest and time of the card that was stored last
         self._registered: dict[str, RegisteredAdapter] = {}  # loaded while the installation runs
+        self._reading = asyncio.Lock()  # no older reading of adapters replaces a newer one
         self._adapted: dict[str, ServedModel] = {}  # models of adapters, as last made
         self._dismissed: frozenset[str] = frozenset()  # no longer expected; kept while a worker serves them
         self._adopting = asyncio.Lock()
@@ -74,8 +84,7 @@ class Catalog:
             await self._recall(name)
             if name not in self._models:
                 await self._wait_for(name, tenant, patience or StartPatience())
-        if name and not self.knows(name):
-            await self.read_adapters()  # another gateway may have loaded it a moment ago
+        await self.look_up(name)
         return self.get(name, allowed)
 
     def get(self, name: str, allowed: Collection[str] = ()) -> ServedModel:
@@ -116,9 +125,18 @@ class Catalog:
 
     async def read_adapters(self) -> None:
         """Read the registry again; the last known list stays while Redis is away."""
-        registered = await self._read_registered()
-        if registered is not None:
-            self._registered = registered
+        async with self._reading:
+            registered = await self._adapter_store.read()
+            if registered is not None:
+                self._registered = registered
+
+    async def look_up(self, name: str) -> None:
+        """Know an adapter that is unknown here, if another gateway has loaded it a moment ago."""
+        if not name or self.knows(name) or self.expects(name):
+            return
+        async with self._reading:
+            if not self.knows(name) and (adapter := await self._adapter_store.find(name)):
+                self._registered = {**self._registered, name: adapter}
 
     def _with_adapter(self, name: str) -> ServedModel | None:
         """The model of an adapter; None if there is no such adapter, or no worker has ever served its base."""

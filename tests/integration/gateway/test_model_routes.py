@@ -95,7 +95,7 @@ async def test_live_routes_win_over_those_of_the_file_and_are_versioned_and_audi
 ) -> None:
     caplog.set_level(logging.INFO, "services.gateway.audit")
     file = routes_file(tmp_path, chat=to(BIG), code=to(SMALL))
-    async with installation(tmp_path, routes_file=file, redis_timeout_s=1.0) as there:
+    async with installation(tmp_path, routes_file=file) as there:
         await there.answered_everywhere("chat", BIG)
         assert await there.routes("set", "chat", "--target", SMALL, "--if-version", "0") == "chat: version 1"
         await there.answered_everywhere("chat", SMALL)
@@ -125,9 +125,9 @@ async def test_live_routes_win_over_those_of_the_file_and_are_versioned_and_audi
         assert "big 5 %" in await there.routes("list")
         await there.routes("set", "draft", "--target", BIG, "--mirror", BIG, fails="expected a share such as 5%")
         await there.answered_everywhere("draft", SMALL)
-        there.redis.freeze()  # the routes stay as they were
+        there.redis.hide()  # the routes stay as they were
         await there.answered_everywhere("draft", SMALL)
-        there.redis.thaw()
+        there.redis.show()
         rights = "resetkeys", "~rz:default:adapters", "~rz:default:gateways"  # rules before there were routes
         there.redis.client.execute_command("ACL", "SETUSER", "gateway", *rights)
         for key in ("routes", "routes-canaries"):
