@@ -210,12 +210,14 @@ async def test_wait_beyond_the_patience_of_a_request_is_503_with_the_estimate_of
     answer = await refused()
     while answer.headers["retry-after"] == "1":  # the router has not seen the worker yet
         answer = await refused()
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "20")
+    assert answer.status_code == 503
+    assert 15 <= int(answer.headers["retry-after"]) <= 20, "what is left of 20 s"
     streamed = await refused("3", stream=True)  # the router says each quarter of a second how far the start is
     assert streamed.status_code == 200, "a comment was sent first"
     *comments, error, done = [line for line in streamed.text.splitlines() if line]
-    assert (comments[0], done) == (": waiting sleeping 20s", "data: [DONE]")
-    assert all(comment.startswith(": waiting sleeping ") for comment in comments), "and by then a little less is left"
+    lefts = [int(comment.removeprefix(": waiting sleeping ").removesuffix("s")) for comment in comments]
+    assert 15 <= lefts[0] <= 20
+    assert (lefts, done) == (sorted(lefts, reverse=True), "data: [DONE]")
     assert json.loads(error.removeprefix("data: "))["error"]["code"] == "no_workers"
 
 
