@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
+from typing import NamedTuple
 
 from ryzanstein.v1 import routing_pb2, worker_pb2
 
@@ -17,6 +19,15 @@ _NEAREST = (
     *(worker_pb2.PHASE_SERVING, worker_pb2.PHASE_WAKING, worker_pb2.PHASE_SLEEPING),
     *(worker_pb2.PHASE_RECOVERING, worker_pb2.PHASE_LOADING, worker_pb2.PHASE_DRAINING),
 )
+_MASK = 2**64 - 1
+_MULTIPLIER = 0x9E3779B97F4A7C15  # Fibonacci hashing (Knuth 1973): 2**64 over the golden ratio
+
+
+class _Eligible(NamedTuple):
+    """A worker that can take requests, and the hash of its id."""
+
+    ref: WorkerRef
+    hash: int
 
 
 @dataclass(frozen=True)
@@ -60,23 +71,26 @@ class WorkerList:
 
     def pick(self, model: str, key: str, excluded: Collection[str]) -> WorkerRef | None:
         """Pick a worker by rendezvous hashing (Thaler and Ravishankar 1998): the same one on all gateways."""
+        place = int.from_bytes(weight(key, ""))
         eligible = self._eligible(model, excluded)
-        best = max(eligible, key=lambda view: weight(key, view.worker_id), default=None)
-        return None if best is None else ref_of(best)
+        best = max(eligible, key=lambda each: ((place ^ each.hash) * _MULTIPLIER) & _MASK, default=None)
+        return None if best is None else best.ref
 
     def serves(self, model: str, excluded: Collection[str]) -> bool:
         """Whether a worker that is not excluded can take requests for the model."""
         return any(True for _ in self._eligible(model, excluded))
 
-    def _eligible(self, model: str, excluded: Collection[str]) -> Iterator[routing_pb2.WorkerView]:
+    def _eligible(self, model: str, excluded: Collection[str]) -> Iterator[_Eligible]:
+        return (each for each in self._serving.get(model, ()) if each.ref.worker_id not in excluded)
+
+    @cached_property
+    def _serving(self) -> Mapping[str, Sequence[_Eligible]]:
+        """The workers that can take requests, by model. Hashed once: without routers every request picks among all."""
+        serving = defaultdict[str, list[_Eligible]](list)
         for view in self.views:
-            if (
-                view.model == model
-                and view.worker_id not in excluded
-                and view.state.phase == worker_pb2.PHASE_SERVING
-                and view.breaker != routing_pb2.WorkerView.BREAKER_OPEN
-            ):
-                yield view
+            if view.state.phase == worker_pb2.PHASE_SERVING and view.breaker != routing_pb2.WorkerView.BREAKER_OPEN:
+                serving[view.model].append(_Eligible(ref_of(view), int.from_bytes(weight("", view.worker_id))))
+        return serving
 
 
 def ref_of(view: routing_pb2.WorkerView) -> WorkerRef:
