@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from services.gateway import main, wiring
+from services.gateway.generation import mirroring
 from services.gateway.main import Gateway, running_gateway
 from services.gateway.settings import GatewaySettings
 from services.gateway.upstream import catalog, connection
@@ -66,6 +67,7 @@ async def running_stack(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(catalog, "REFRESH_S", refresh_s)
         patch.setattr(connection, "CONNECT_TIMEOUT_S", 5.0)
+        patch.setattr(mirroring, "_WAIT_S", 5.0)
         for module in (main, wiring):
             patch.setattr(module, "STORE_S", 5.0)
         async with (

@@ -52,10 +52,11 @@ async def test_failure_is_a_status_before_the_first_heartbeat_and_an_event_after
         assert json.loads(error.removeprefix("data: "))["error"]["code"] == "context_length_exceeded"
 
 
-async def streamed_past_a_silent_worker(path: str, request: dict[str, Any], **options: float) -> str:
+async def streamed_past_a_silent_worker(path: str, request: dict[str, Any], sse_heartbeat_s: float) -> str:
     """The stream of a request whose worker stays silent until it is given up, while another model's worker serves."""
     silent, other = Worker("w0", faults=[Fault("stall", 0)]), Worker("w1", model="other")
-    async with running_stack([silent, other], fallback_model="other", resume_deadline_s=0.1, **options) as stack:
+    limits = {"sse_heartbeat_s": sse_heartbeat_s, "progress_timeout_s": 1.0, "resume_deadline_s": 0.1}
+    async with running_stack([silent, other], fallback_model="other", **limits) as stack:
         answering = asyncio.create_task(stack.http.post(path, json=request | {"model": MODEL}))
         await eventually(lambda: silent.submits)
         stack.router.away = {"w0"}
@@ -63,7 +64,7 @@ async def streamed_past_a_silent_worker(path: str, request: dict[str, Any], **op
 
 
 async def test_a_stream_that_has_only_sent_comments_can_still_fall_back() -> None:
-    text = await streamed_past_a_silent_worker("/v1/completions", STREAM, sse_heartbeat_s=0.1, progress_timeout_s=1.0)
+    text = await streamed_past_a_silent_worker("/v1/completions", STREAM, sse_heartbeat_s=0.1)
     comment, *events, done = [line for line in text.splitlines() if line]
     assert (comment[0], done) == (":", "data: [DONE]")
     assert {json.loads(line.removeprefix("data: "))["model"] for line in events if line[0] != ":"} == {"other"}
@@ -93,7 +94,7 @@ async def test_a_long_silence_of_a_response_has_events_that_clients_take() -> No
 
 async def test_a_response_that_has_named_its_model_does_not_fall_back() -> None:
     request = {**RESPONSE, "stream": True}
-    text = await streamed_past_a_silent_worker(PATH, request, sse_heartbeat_s=0.02, first_token_timeout_s=1.0)
+    text = await streamed_past_a_silent_worker(PATH, request, sse_heartbeat_s=0.02)
     events = events_of(text)
     assert (events[0]["type"], events[-1]["type"]) == ("response.created", "response.failed")
     assert {event["response"]["model"] for event in events} == {MODEL}
