@@ -1,22 +1,22 @@
 """Records how long the steps of a worker take, for simulated workers (`bench.engine --curve FILE`).
 
 Decodes are timed at each batch size, with few keys and with many; prompts alone, at several numbers of rows, and one
-long prompt, whose chunks attend to more and more keys.
+long prompt, whose chunks attend to more and more keys. The engine serves a gateway, a router and a coordinator
+meanwhile (`bench.served_engine`), as it does where its curve will be used.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ryzanstein.v1.worker_pb2 import Sampling
-
-from bench.engine import MeasuredEngine, Workload, make_requests, open_engine, summarise
+from bench.served_engine import ServedEngine, open_served
 from bench.stats import median
 from bench.suite.machine import machine
+from bench.worker_cores import WorkerCores
 from services.compute.model.loading.folder import open_folder
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.simulated.curve import CurvePoint, StepCurve
@@ -24,11 +24,17 @@ from services.worker.simulated.curve import CurvePoint, StepCurve
 _SHORT, _LONG = 16, 512  # prompt tokens of decodes with few keys, and with many
 _OUTPUTS = 32
 _CHUNKS = 4  # chunks of the long prompt
+_WARM_UP = (4, 16, 8)  # requests, their prompt tokens and their answers' tokens
 _ROWS = (16, 64, 256, 1024, 2048, 4096)
 
 
-async def record(config: RankGroupConfig, batches: Sequence[int], model: str, rounds: int) -> StepCurve:
-    """Record the curve of the worker that `config` describes; its sizes follow from `batches`."""
+async def record(
+    config: RankGroupConfig, batches: Sequence[int], model: str, rounds: int, cores: WorkerCores
+) -> StepCurve:
+    """Record the curve of the worker that `config` describes; its sizes follow from `batches`.
+
+    This process is the worker's server, so it stays on the cores of workers.
+    """
     positions = open_folder(Path(config.model_path), whole=False).spec.max_positions
     longest = min(_CHUNKS * config.max_batched_tokens, positions) - _OUTPUTS
     context = min(_LONG, longest - _OUTPUTS)
@@ -40,8 +46,9 @@ async def record(config: RankGroupConfig, batches: Sequence[int], model: str, ro
         kv_fills=False,
         max_running=max(*batches, config.max_running),
     )
-    async with open_engine(sized, Workload(_SHORT, 8, Sampling())) as engine:
+    async with open_served(sized, cores) as engine:
         recorder = _Recorder(engine, rounds)
+        await recorder.warm_up()
         short = [await recorder.decode_s(batch, _SHORT) for batch in batches]
         long = [await recorder.decode_s(batch, context) for batch in batches]
         rows = [rows for rows in _ROWS if rows <= min(config.max_batched_tokens, longest)]
@@ -57,6 +64,7 @@ async def record(config: RankGroupConfig, batches: Sequence[int], model: str, ro
         device="cuda" if config.device == "cuda" else "cpu",
         dtype=config.dtype,
         tensor_parallel=config.ranks,
+        kv_tokens=0,
         decode=_points(batches, short),
         decode_key_s=max(0.0, median(added)),
         prefill=_points(rows, prefills),
@@ -72,18 +80,25 @@ def gpu_name(ranks: int) -> str:
 
 
 class _Recorder:
-    def __init__(self, engine: MeasuredEngine, rounds: int) -> None:
+    def __init__(self, engine: ServedEngine, rounds: int) -> None:
         self._engine, self._rounds = engine, rounds
-        self._seed = itertools.count(10_000)  # no two runs share a prefix
+        self._random = random.Random(0)  # no two prompts share a prefix
+
+    def _prompts(self, n: int, n_tokens: int) -> list[list[int]]:
+        return [[self._random.randrange(self._engine.vocab_size) for _ in range(n_tokens)] for _ in range(n)]
+
+    async def warm_up(self) -> None:
+        """Compute a few requests, which are not measured."""
+        n_requests, prompt_tokens, output_tokens = _WARM_UP
+        await self._engine.run(self._prompts(n_requests, prompt_tokens), output_tokens)
 
     async def decode_s(self, batch: int, prompt_tokens: int) -> float:
         """Median seconds of a step of `batch` decodes after prompts of this length."""
         measured = []
         for _ in range(self._rounds):
-            workload = Workload(prompt_tokens, _OUTPUTS, Sampling())
-            requests = make_requests(batch, workload, self._engine.vocab_size, next(self._seed))
-            steps = await self._engine.measure(requests)
-            measured.append(summarise(batch, prompt_tokens, steps, 0.0).step_us / 1e6)
+            _, steps = await self._engine.run(self._prompts(batch, prompt_tokens), _OUTPUTS)
+            pairs = [pair for pair in itertools.pairwise(steps) if {step.n_rows for step in pair} == {batch}]
+            measured.append(median([later.ended - earlier.ended for earlier, later in pairs]))
         return median(measured)
 
     async def prefill_s(self, rows: int) -> float:
@@ -101,14 +116,12 @@ class _Recorder:
         return median(slopes)
 
     async def _chunks(self, tokens: int) -> list[tuple[float, float, int]]:
-        """Keys, seconds and rows of the steps of one prompt."""
-        request = make_requests(1, Workload(tokens, 1, Sampling()), self._engine.vocab_size, next(self._seed))
-        began, measured = time.perf_counter(), []
-        for step in await self._engine.measure(request):
-            (chunk,) = step.plan.chunks
-            keys = chunk.n_tokens * (chunk.start + chunk.n_tokens / 2)
-            measured.append((keys, step.returned - began, chunk.n_tokens))
-            began = step.returned
+        """Keys, seconds and rows of the steps of one prompt; the first from its arrival on."""
+        began, steps = await self._engine.run(self._prompts(1, tokens), 1)
+        measured, start = [], 0
+        for step in steps:
+            measured.append((step.n_rows * (start + step.n_rows / 2), step.ended - began, step.n_rows))
+            began, start = step.ended, start + step.n_rows
         return measured
 
 

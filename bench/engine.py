@@ -7,7 +7,8 @@
 With `--adapters`, each batch size is measured without slots for adapters, and with as many adapters as said, which the
 requests share evenly; all these are interleaved round by round, on ranks that run side by side.
 
-With `--curve`, it records instead how long steps take, for simulated workers (docs/simulate.md).
+With `--curve`, it records instead how long steps of a worker that serves take, for simulated workers
+(docs/simulate.md).
 
 For each batch size: prefill tokens/s, decode tokens/s, and the parts of a decode step. `plan` is the scheduler's time
 in the server process; `forward`, `communication`, `sample` and `wait` are rank 0's times; the rest of a step is the
@@ -33,9 +34,11 @@ from rich.console import Console
 from rich.table import Table
 from ryzanstein.v1.worker_pb2 import Sampling
 
+from bench.curve import record
 from bench.random_adapters import write_adapter
 from bench.reading import Reading, higher, lower, write_readings
 from bench.stats import median
+from bench.worker_cores import WorkerCores
 from services.common.heap import freeze_started
 from services.compute.model.loading.folder import ModelFolder
 from services.compute.ranks.config import RankGroupConfig
@@ -245,6 +248,7 @@ def main(
     adapters: Annotated[str, typer.Option(help="Numbers of adapters in addition to none, such as 0,1,8.")] = "",
     adapter_rank: int = 16,
     curve: Annotated[Path | None, typer.Option(help="Record the times of steps there instead.")] = None,
+    worker_cores: Annotated[int, typer.Option(help="With --curve, cores for the worker alone; 0: all, for all.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the readings there.")] = None,
 ) -> None:
     """Measure the engine on MODEL."""
@@ -264,9 +268,8 @@ def main(
         max_model_len=prompt_tokens + output_tokens + 1,
     )
     if curve is not None:
-        from bench.curve import record  # which measures by what is here
-
-        asyncio.run(record(config, sizes, model.name, rounds)).write(curve)
+        cores = WorkerCores.divide(worker_cores)
+        asyncio.run(record(config, sizes, model.name, rounds, cores)).write(curve)
         return
     workload = Workload(prompt_tokens, output_tokens, Sampling(temperature=temperature, top_p=top_p))
     counts = tuple(int(count) for count in adapters.split(",") if count)

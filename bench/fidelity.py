@@ -3,6 +3,7 @@
     python -m bench.fidelity                                # a real worker, its simulated twin, and the plan's forecast
     python -m bench.fidelity --workers 2 --no-simulated     # real workers and the plan's forecast
     python -m bench.fidelity --workers 4 --no-real          # simulated workers, each on its own machine, and the plan
+    python -m bench.fidelity --worker-cores 1               # workers on a core of their own, all else on the others
 
 It records the curve of a worker, then starts two installations, whose workers compute and are simulated on this curve.
 At each share of the capacity the same trace of requests is sent to one after the other, round by round, and replayed
@@ -34,8 +35,8 @@ from bench.serve import complete
 from bench.servers import ModelTarget, Peer, started
 from bench.stats import percentile
 from bench.suite.machine import machine
+from bench.worker_cores import WorkerCores
 from services.cli.stack.default_model import default_model
-from services.common.cores import usable_cores
 from services.planner.replay import Replayed, VirtualFleet
 from services.planner.workers import WorkerKind
 from services.router.policies.registry import make_policy
@@ -49,6 +50,19 @@ _WARM_UP_S = 120.0
 _REPLAY_S = 64.0  # length of the trace that the capacity comes from, before its requests come at once
 
 Runs = Mapping[str, Sequence[Sequence[ServedRequest]]]  # by side: the requests of each round
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The workers of each side."""
+
+    workers: int
+    cores: WorkerCores
+
+    def __str__(self) -> str:
+        own = len(self.cores.workers) if self.cores.own else 0
+        placed = f" on {own} {'core' if own == 1 else 'cores'} of their own" if own else ""
+        return f"{self.workers} {'worker' if self.workers == 1 else 'workers'}{placed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +113,10 @@ def measures(runs: Sequence[Sequence[ServedRequest]]) -> dict[str, float]:
     }
 
 
-def record_curve(model: str, workers: int, rounds: int, path: Path) -> None:
-    """Record the curve of one of several workers that share this machine's cores."""
-    options = ("--batches", "1,2,4,8,16", "--rounds", str(rounds), "--curve", str(path))
-    environment = os.environ | {"OMP_NUM_THREADS": str(max(1, usable_cores() // workers))}
+def record_curve(model: str, threads: int, n_own: int, rounds: int, path: Path) -> None:
+    """Record the curve of a worker of so many threads, with `n_own` cores of its own."""
+    options = ("--batches", "1,2,4,8,16", "--rounds", str(rounds), "--curve", str(path), "--worker-cores", str(n_own))
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     subprocess.run([sys.executable, "-m", "bench.engine", model, *options], env=environment, check=True)
 
 
@@ -145,17 +159,21 @@ async def _warm_up(url: str, workers: int) -> None:
                 return
 
 
-async def measure(model: str, curve: Path, workers: int, sides: Sequence[str], load: MixedLoad) -> list[Measured]:
+async def measure(model: str, curve: Path, fleet: Fleet, sides: Sequence[str], load: MixedLoad) -> list[Measured]:
     """Send the traces to all sides, round by round."""
-    cores = usable_cores() if REAL in sides else 0  # simulated workers compute nothing: each has a machine of its own
+    # Simulated workers compute nothing: each has a machine of its own.
+    workers, cores = fleet.workers, fleet.cores.n_workers if REAL in sides else 0
     kind = WorkerKind(StepCurve.read(curve), shared_cores=cores)
     most = (min(workers, cores) if cores else workers) * capacity(kind)
     simulated = ("--engine simulated --engine-arg", f"curve={curve}")
+    placed: tuple[str, ...] = ()
+    if fleet.cores.own:
+        placed = ("--engine-python", str(fleet.cores.write_python(curve.with_name("python"), workers)))
     runs = {share: defaultdict[str, list[list[ServedRequest]]](list) for share in load.shares}
     async with AsyncExitStack() as stack:
         urls = {}
         for side in sides:
-            peer = _peer(side, workers, *(simulated if side == SIMULATED else ()))
+            peer = _peer(side, workers, *placed, *(simulated if side == SIMULATED else ()))
             log = curve.with_name(f"{side}.log")
             server = await stack.enter_async_context(started(peer, sys.prefix, ModelTarget(model), log))
             urls[side] = server.url
@@ -169,11 +187,10 @@ async def measure(model: str, curve: Path, workers: int, sides: Sequence[str], l
     return [Measured(share, share * most, runs[share]) for share in load.shares]
 
 
-def table(measured: Sequence[Measured], workers: int, model: str) -> str:
+def table(measured: Sequence[Measured], fleet: Fleet, model: str) -> str:
     """The results in Markdown."""
-    where = machine()
-    on = f"{where['processor']}, {where['cores']} cores"
-    lines = [f"{workers} {'worker' if workers == 1 else 'workers'} of {model} on {on}"]
+    n_cores = len(fleet.cores.workers | fleet.cores.others)
+    lines = [f"{model}, {fleet}; {machine()['processor']}, {n_cores} cores"]
     for each in measured:
         runs = each.runs[each.reference]
         n_requests = sum(map(len, runs))
@@ -210,11 +227,12 @@ def _cells(measured: Measured, name: str) -> list[str]:
     return cells
 
 
-def readings(measured: Sequence[Measured], workers: int) -> list[Reading]:
+def readings(measured: Sequence[Measured], fleet: Fleet) -> list[Reading]:
     """The errors as readings."""
+    own = f" on {len(fleet.cores.workers)} cores" if fleet.cores.own else ""
     return [
         lower(
-            f"fidelity/{workers} workers, {each.share:.0%} of the capacity, {side}/{name}, error",
+            f"fidelity/{fleet.workers} workers{own}, {each.share:.0%} of the capacity, {side}/{name}, error",
             abs(each.error(side, name)) * 100,
             "%",
         )
@@ -227,6 +245,7 @@ def readings(measured: Sequence[Measured], workers: int) -> list[Reading]:
 def main(
     model: Annotated[str, typer.Argument(help="A checkpoint folder or a GGUF file; default: SmolLM2.")] = "",
     workers: int = 1,
+    worker_cores: Annotated[int, typer.Option(help="Cores for workers alone; 0: all cores are for all.")] = 0,
     real: Annotated[bool, typer.Option(help="Measure real workers; else simulated ones are the measure.")] = True,
     simulated: Annotated[bool, typer.Option(help="Measure simulated workers.")] = True,
     curve: Annotated[Path | None, typer.Option(help="Take this curve of the worker instead of recording one.")] = None,
@@ -243,16 +262,22 @@ def main(
     sides = [side for side, measured in ((REAL, real), (SIMULATED, simulated)) if measured]
     if not sides:
         raise typer.BadParameter("--no-real and --no-simulated leave nothing to compare the plan with")
+    try:
+        fleet = Fleet(workers, WorkerCores.divide(worker_cores))
+    except ValueError as error:
+        raise typer.BadParameter(f"--worker-cores: {error}") from error
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "curve.json"
         if curve:
             shutil.copy(curve, path)
         else:
-            record_curve(model, workers if real else 1, curve_rounds, path)
-        measured = asyncio.run(measure(model, path, workers, sides, load))
-    print(table(measured, workers, Path(model).name))
+            threads = fleet.cores.threads(workers if real else 1)
+            record_curve(model, threads, worker_cores, curve_rounds, path)
+        os.sched_setaffinity(0, fleet.cores.others)  # and what starts from here on
+        measured = asyncio.run(measure(model, path, fleet, sides, load))
+    print(table(measured, fleet, Path(model).name))
     if json_file:
-        write_readings(json_file, readings(measured, workers))
+        write_readings(json_file, readings(measured, fleet))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -23,7 +24,10 @@ SMALL = {
     "coordinator": (["--workers", "4", "--blocks", "200", "--events", "20"], "lookup"),
     "collectives": (["--repeats", "2"], "all"),
     "fidelity": (
-        [TINY, "--curve", str(DEFAULT_CURVE), "--no-simulated", "--shares", "0.5", "--seconds", "1", "--rounds", "1"],
+        [
+            *(TINY, "--curve", str(DEFAULT_CURVE), "--no-simulated", "--shares", "0.5", "--seconds", "1"),
+            *("--rounds", "1", "--worker-cores", "1" if len(os.sched_getaffinity(0)) > 1 else "0"),
+        ],
         "planned/pace p50",
     ),
     "generate": ([TINY, "--batches", "1", "--rounds", "1", "--prompt-tokens", "8", "--output-tokens", "16"], ""),

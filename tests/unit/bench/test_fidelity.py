@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 
-from bench.fidelity import PLANNED, SIMULATED, Measured, table
+from bench.fidelity import PLANNED, SIMULATED, Fleet, Measured, table
 from bench.mixture import ServedRequest, draw_trace
+from bench.worker_cores import WorkerCores
 from services.planner.workers import request_of
 
 
@@ -33,4 +34,6 @@ def test_first_side_is_the_reference() -> None:
     measured = Measured(0.5, 1.0, measured_runs)
     assert measured.others == [PLANNED]
     assert measured.error(PLANNED, "first token p50") == pytest.approx(-0.2)
-    assert "| first token p50 | 0.500 s | 0.400 s | -20.0% |" in table([measured], 4, "model")
+    assert "| first token p50 | 0.500 s | 0.400 s | -20.0% |" in table(
+        [measured], Fleet(4, WorkerCores.divide(0)), "model"
+    )
