@@ -84,23 +84,17 @@ class PlanView:
 
 def encode_plan(plan: StepPlan) -> memoryview:
     """Return the plan as bytes."""
-    chunks = plan.chunks
-    counts = [len(chunk.new_blocks) for chunk in chunks]
-    proposed = [len(chunk.proposals) for chunk in chunks]
-    words = array("i", (Kind.PLAN, *split64(plan.step), len(plan.released), len(chunks), sum(counts), sum(proposed)))
-    words.extend((len(plan.saves), len(plan.admissions), len(plan.tower)))
-    words.extend(plan.released)
-    words.extend([chunk.slot for chunk in chunks])
-    words.extend([chunk.start for chunk in chunks])
-    words.extend([chunk.n_tokens for chunk in chunks])
-    words.extend([chunk.draws for chunk in chunks])
-    words.extend(counts)
-    words.extend(proposed)
-    words.extend(chain.from_iterable([chunk.new_blocks for chunk in chunks if chunk.new_blocks]))
-    words.extend(chain.from_iterable([chunk.proposals for chunk in chunks if chunk.proposals]))
-    words.extend(chain.from_iterable(plan.saves))
+    *numbers, new_blocks, proposals = zip(*plan.chunks, strict=True) if plan.chunks else ((), ())
+    blocks, proposed = list(map(len, new_blocks)), list(map(len, proposals))
+    values = [Kind.PLAN, *split64(plan.step), len(plan.released), len(blocks), sum(blocks), sum(proposed)]
+    values += (len(plan.saves), len(plan.admissions), len(plan.tower))
+    for column in (plan.released, *numbers, blocks, proposed):
+        values += column
+    for rows in (new_blocks, proposals, plan.saves):
+        values += chain.from_iterable(rows)
     for admission in plan.admissions:
-        _encode_admission(admission, words)
+        _encode_admission(admission, values)
+    words = array("i", values)
     for work in plan.tower:
         pixels = b"" if work.start else work.frame.pixels
         words.extend((work.slot, work.frame.first, work.start, work.stop, work.frame.columns, len(pixels)))
@@ -136,7 +130,7 @@ def _decode_tower(cursor: WordCursor) -> TowerView:
     return TowerView(slot, first, start, stop, columns, cursor.take(-(-n_bytes // 4)).view(np.uint8)[:n_bytes])
 
 
-def _encode_admission(admission: Admission, words: array[int]) -> None:
+def _encode_admission(admission: Admission, words: list[int]) -> None:
     words.extend((admission.slot, admission.n_prompt, admission.embed, admission.second_from))
     words.extend((admission.adapter, admission.restore, len(admission.spans), len(admission.token_ids)))
     words.extend(chain.from_iterable(admission.spans))

@@ -10,7 +10,7 @@ record    token id, logprob, rank, n, n token ids, n logprobs
 from __future__ import annotations
 
 from array import array
-from itertools import chain
+from itertools import accumulate, chain
 
 from services.compute.token_logprobs import TokenLogprobs
 from services.worker.protocol.plan import SlotResult, StepResult, StepTimes
@@ -27,15 +27,15 @@ from services.worker.protocol.words import (
 )
 
 _HEADER = 9
+_NO_MORE = SlotResult(0)[2:]
 
 
 def encode_result(result: StepResult) -> memoryview:
     """Return the result as bytes."""
     times, slots = result.times, result.slots
-    more = [(index, slot) for index, slot in enumerate(slots) if any(slot[2:])]
-    words = array("i", (Kind.RESULT, *split64(result.step)))
-    words.extend((times.wait, times.forward, times.communication, times.sample))
-    words.extend((len(slots), len(more)))
+    more = [(index, slot) for index, slot in enumerate(slots) if slot[2:] != _NO_MORE]
+    words = [Kind.RESULT, *split64(result.step), times.wait, times.forward, times.communication, times.sample]
+    words += (len(slots), len(more))
     words.extend([slot.slot for slot in slots])
     words.extend([len(slot.token_ids) for slot in slots])
     words.extend(chain.from_iterable([slot.token_ids for slot in slots]))
@@ -46,7 +46,7 @@ def encode_result(result: StepResult) -> memoryview:
         words.extend(float_words(slot.pooled))
         words.extend(slot.forced)
         words.extend(text_words(slot.failure))
-    return memoryview(words).cast("B")
+    return memoryview(array("i", words)).cast("B")
 
 
 def decode_result(words: Words) -> StepResult:
@@ -56,7 +56,11 @@ def decode_result(words: Words) -> StepResult:
     low, high, *times, n_slots, n_more = words[1:_HEADER].tolist()
     cursor = WordCursor(words, _HEADER)
     names, counts = cursor.take(n_slots).tolist(), cursor.take(n_slots).tolist()
-    slots = [SlotResult(slot, tuple(cursor.take(n).tolist())) for slot, n in zip(names, counts, strict=True)]
+    if min(counts, default=0) < 0:
+        raise MalformedMessageError(f"{min(counts)} tokens")
+    ends, tokens = list(accumulate(counts)), cursor.take(sum(counts)).tolist()
+    rows = [tuple(tokens[end - n : end]) for n, end in zip(counts, ends, strict=True)]
+    slots = list(map(SlotResult, names, rows))
     for _ in range(n_more):
         index = int(cursor.take(1)[0])
         if not 0 <= index < n_slots:
@@ -79,7 +83,7 @@ def _decode_more(cursor: WordCursor, slot: SlotResult) -> SlotResult:
     )
 
 
-def _encode_logprobs(logprobs: TokenLogprobs, words: array[int]) -> None:
+def _encode_logprobs(logprobs: TokenLogprobs, words: list[int]) -> None:
     words.append(logprobs.token_id)
     words.extend(float_words((logprobs.logprob,)))
     words.extend((logprobs.rank, len(logprobs.top_ids)))

@@ -63,6 +63,7 @@ class Request:
     n_written: int = 0  # positions covered by returned plans
     n_published: int = 0  # blocks offered to the prefix cache
     n_begun: int = 0  # position of the first row since its admission
+    prefills: bool = True  # no plan since its admission draws: its next rows are those of a prompt
     n_encoded: int = 0  # frames that plans since the admission encode to the end, or that end before them
     n_layers: int = 0  # layers of the tower that these plans compute for the frame after them
     n_charged: int = 0  # positions charged to its tenant
@@ -101,46 +102,37 @@ class Request:
         """Number of known tokens once the plans in flight have returned, if all of their proposals stand."""
         return max(len(self.token_ids), self.n_planned + 1)
 
-    @property
-    def prefills(self) -> bool:
-        """Whether its next rows are those of a prompt, or follow no plan since its admission."""
-        n = self.n_planned
-        return len(self.token_ids) - n > 1 or n == self.n_begun or (bool(self.frames) and self.awaits_tower)
-
-    @property
-    def awaits_tower(self) -> bool:
-        """Whether its next row is one of a frame that no plan encodes to the end."""
-        n = self.n_encoded
-        return n < len(self.frames) and self.frames[n].first <= self.n_planned
-
     def advance(self, chunk: Chunk, record: SlotResult) -> Output | None:
         """Take the result of a chunk; returns its output if the chunk drew."""
-        index, n_rows, token_ids = len(self.token_ids) - self.n_prompt, chunk.n_tokens, record.token_ids
-        failed = bool(token_ids) and token_ids[-1] == NO_TOKEN
-        finish = self._append(token_ids[:-1] if failed else token_ids)
-        n = len(self.token_ids) - self.n_prompt - index
-        if chunk.proposals:
+        _, start, n_rows, draws, _, proposals = chunk
+        _, token_ids, logprobs, prompt_logprobs, pooled, failure, forced = record
+        n_known = len(self.token_ids)
+        finish = self._append(token_ids)
+        n = len(self.token_ids) - n_known
+        if proposals:
             n_rows = max(1, n)  # those that computed the tokens before the last
-            self.n_planned = chunk.start + n_rows
-        self.n_written = chunk.start + n_rows
+            self.n_planned = start + n_rows
+        self.n_written = start + n_rows
         if self.scores_prompt and not self.announced:
-            self.prompt_logprobs += record.prompt_logprobs
-        if not chunk.draws:
+            self.prompt_logprobs += prompt_logprobs
+        if not draws:
             return None
         if self.drafts is not None and self.drafts.forced is not None:
-            self.drafts.forced.force(record.forced, len(self.token_ids))
+            self.drafts.forced.force(forced, len(self.token_ids))
         prefill = None if self.announced else self.prefill()
         self.announced = True
         if self.embed:
-            return checked(Output(0, (), Finish.EMBEDDED, prefill, embedding=record.pooled))
-        if record.failure and finish is None:
+            return checked(Output(0, (), Finish.EMBEDDED, prefill, embedding=pooled))
+        if failure and finish is None:
             finish = Finish.FAILED
-        output = Output(index, token_ids[:n], finish, prefill, record.logprobs[:n], failure=record.failure)
-        return overflowed(output) if failed and finish is None else checked(output)
+        output = Output(n_known - self.n_prompt, token_ids[:n], finish, prefill, logprobs[:n], (), failure)
+        return overflowed(output) if finish is None and n < len(token_ids) else checked(output)
 
     def _append(self, token_ids: Sequence[int]) -> Finish | None:
-        """Append drawn tokens up to the end of the text; returns the finish reason, if it ends."""
+        """Append drawn tokens up to NO_TOKEN or the end of the text; returns the finish reason, if it ends."""
         for token in token_ids:
+            if token == NO_TOKEN:
+                break
             self.token_ids.append(token)
             if token in self.end_token_ids:
                 return Finish.STOP
@@ -158,7 +150,7 @@ class Request:
     def begin(self, start: int, n_published: int) -> None:
         """Begin, perhaps again, at position `start`: what is before is cached."""
         self.n_planned = self.n_written = self.n_begun = start
-        self.n_published = n_published
+        self.n_published, self.prefills = n_published, True
         self.n_encoded, self.n_layers = sum(frame.end <= start for frame in self.frames), 0
 
     def admission(self, restore: int = -1) -> Admission:

@@ -181,6 +181,8 @@ class Scheduler:
 
     def _choose_drafts(self) -> dict[Request, Draft]:
         """Proposals for the next step; none while prompts wait, or any with whole frames, which need the rows."""
+        if not self.config.speculation:
+            return {}
         waiting = self.queued_prefill_tokens if self.config.frame_tokens else self._queue.tokens
         return {} if waiting else self.speculator.choose(list(self._running))
 
@@ -192,8 +194,8 @@ class Scheduler:
             if request.prefills:
                 prefills.append(request)
                 continue
-            if request.n_planned + 1 >= request.limit or request.status is not Status.RUNNING:
-                continue
+            if request.n_planned + 1 >= request.limit or request not in self._running:
+                continue  # its last token is planned, or it was preempted for another's block
             new_blocks: tuple[int, ...] = ()
             if request.n_planned >= len(request.blocks) * self.config.block_tokens:
                 new_blocks = self._grow(request, builder)
@@ -232,7 +234,8 @@ class Scheduler:
         end = start + builder.encode(request, known - start)
         if start == end:
             return  # a frame is not encoded to the end, or has no room
-        builder.add(request, end - start, tuple(request.blocks) if start == request.n_begun else (), draws=end == known)
+        new_blocks = tuple(request.blocks) if start == request.n_begun else ()
+        builder.add_prompt(request, end - start, new_blocks, ends=end == known)
         self.counters.prefill_tokens += end - start
         self.ledger.charge_known(request, start, end, PREFILL_COST)
 
@@ -317,10 +320,11 @@ class Scheduler:
         assert planned.step == result.step, f"result of step {result.step}, but {planned.step} is the oldest in flight"
         results = {record.slot: record for record in result.slots}
         outputs: list[tuple[Request, Output]] = []
+        done = Status.DONE
         for request, chunk in planned.work:
-            record = results.get(chunk.slot) or SlotResult(chunk.slot)
             request.n_in_flight -= 1
-            if request.status is Status.DONE:
+            record = results.get(chunk.slot) or SlotResult(chunk.slot)
+            if request.status is done:
                 self.counters.discarded_tokens += len(record.token_ids)
             elif (output := self._advance(request, chunk, record)) is not None:
                 outputs.append((request, output))
@@ -335,14 +339,15 @@ class Scheduler:
     def _advance(self, request: Request, chunk: Chunk, record: SlotResult) -> Output | None:
         """Move a request on by the result of its chunk; returns its output, if the chunk drew."""
         output, size = request.advance(chunk, record), self.config.block_tokens
-        if request.n_written // size > chunk.start // size:
-            self._wake(self._prefixes.publish(request, chunk.start // size))
+        if request.n_written // size > (first := chunk.start // size):
+            self._wake(self._prefixes.publish(request, first))
         if output is None:
             return None
         if chunk.proposals:
             output = self.speculator.returned(request, output, self.ledger)
-        self.counters.generated_tokens += len(output.token_ids)
-        self.ledger.charge(request.tenant, OUTPUT_COST * len(output.token_ids))
+        n_tokens = len(output.token_ids)
+        self.counters.generated_tokens += n_tokens
+        self.ledger.charge(request.tenant, OUTPUT_COST * n_tokens)
         if output.finish is not None:
             self._end(request)
         return output

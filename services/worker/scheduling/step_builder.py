@@ -28,10 +28,11 @@ class StepLoad:
     @classmethod
     def of(cls, chunks: Sequence[Chunk], n_encoded: int = 0) -> StepLoad:
         """The load of a plan's chunks, and of a tower's work that costs as much as `n_encoded` rows of prompts."""
-        n_rows = sum([chunk.n_tokens for chunk in chunks]) + n_encoded
-        prefills = [chunk for chunk in chunks if chunk.n_tokens > 1 and not chunk.proposals]
+        several = [chunk for chunk in chunks if chunk.n_tokens > 1]
+        prefills = [chunk for chunk in several if not chunk.proposals]
         n_keys = sum([chunk.n_tokens * (chunk.start + chunk.n_tokens / 2) for chunk in prefills])
-        n_proposals = sum([len(chunk.proposals) for chunk in chunks])
+        n_proposals = sum([len(chunk.proposals) for chunk in several])
+        n_rows = len(chunks) + sum([chunk.n_tokens - 1 for chunk in several]) + n_encoded
         n_prefill_rows = sum([chunk.n_tokens for chunk in prefills]) + n_encoded
         return cls(n_rows, n_prefill_rows, n_keys, n_proposals, n_encoded)
 
@@ -196,10 +197,15 @@ class StepBuilder:
         request.n_planned += n_rows
         request.n_in_flight += 1
         self.room -= n_rows
-        self.budget -= self.prefill_budget.cost(start, n_rows)
         if self.snapshots is not None:
             self.saves += self.snapshots.reserve(request, start, start + n_rows)
         self.work.append((request, Chunk(request.slot, start, n_rows, draws, new_blocks, proposals)))
+
+    def add_prompt(self, request: Request, n_rows: int, new_blocks: tuple[int, ...], *, ends: bool) -> None:
+        """Plan the next `n_rows` positions of a prompt, and pay for them; `ends`: they are its last."""
+        self.budget -= self.prefill_budget.cost(request.n_planned, n_rows)
+        self.add(request, n_rows, new_blocks, draws=ends)
+        request.prefills = not ends
 
     def planned(self, plan: StepPlan, now: float, *, waited: bool) -> PlannedStep:
         """The scheduler's record of the step until its result comes."""
