@@ -55,7 +55,7 @@ class NativeEngine(Engine):
         self._live: dict[EngineRequest, LiveRequest] = {}
         self._config, self._ranks, self._steps = config, ranks, steps
         self._tiers: Tiers | None = None  # places of KV blocks below the device, which outlive the ranks
-        self._step_timer = StepTimer(LEAST_PROMPT_S[config.ranks.device])
+        self._step_timer = StepTimer(LEAST_PROMPT_S[config.ranks.device], drafts=config.ranks.speculation)
         self._loader = BlockLoader(lambda: self._step_timer.prefill_tokens_per_s)
         self._neighbours = Neighbours(
             config.neighbours, lambda: self._device, lambda: self._tiers, self._loader, self.transfers

@@ -44,9 +44,9 @@ class StepCost:
 class StepTimer:
     """Times the steps of one pipeline. A step lasts from its start on the ranks to its result."""
 
-    def __init__(self, least_prompt_s: float = 0.0) -> None:
-        """`least_prompt_s`: by how much prompts may lengthen every step, however short."""
-        self._least_prompt_s = least_prompt_s
+    def __init__(self, least_prompt_s: float = 0.0, *, drafts: bool = True) -> None:
+        """`least_prompt_s`: by how much prompts may lengthen every step, however short. `drafts`: judge them."""
+        self._least_prompt_s, self._judges = least_prompt_s, drafts
         self.decode_step_ms = 0.0  # milliseconds from one token of a request to the next
         self.computed_tokens = 0  # prompt and answer tokens
         self._prefill_rows = 0.0  # average number of prefill rows of steps with prompts
@@ -86,7 +86,8 @@ class StepTimer:
             token_ms = (wait_s + seconds) * 1e3 * n_decodes / (n_decodes + n_accepted)
             at_most_ms = AT_MOST * self.decode_step_ms or token_ms
             self.decode_step_ms = _blend(self.decode_step_ms, min(token_ms, at_most_ms))
-            self._judge(step, n_decodes, seconds, n_accepted, wait_s)
+            if self._judges:
+                self._judge(step, n_decodes, seconds, n_accepted, wait_s)
             if step.n_proposals:
                 return StepCost(seconds, step.n_rows, 0)
             size = n_decodes.bit_length()
@@ -110,7 +111,7 @@ class StepTimer:
 
         Gains are judged by the time of a step without proposals: a wrong one makes losses look like gains.
         """
-        if n_decodes not in self._plain_s:
+        if not self._judges or n_decodes not in self._plain_s:
             return DraftCost()
         prior_s = self._proposal_prior_s(n_decodes)
         return self._drafts[n_decodes.bit_length()].cost(self._undrafted_s(n_decodes), prior_s)

@@ -235,6 +235,16 @@ def test_cost_of_proposals_depends_on_the_number_of_decodes() -> None:
     assert timer.draft_cost(16).proposal_s == pytest.approx(0.001, rel=0.2)
 
 
+def test_cost_of_proposals_stays_unknown_when_drafts_are_off() -> None:
+    on, off = StepTimer(), StepTimer(drafts=False)
+    for timer in (on, off):
+        decoded(timer, 4, step_ms=10, steps=20)
+    assert on.draft_cost(4).decode_s > 0
+    assert off.draft_cost(4).decode_s == 0
+    assert off.decode_step_ms == on.decode_step_ms
+    assert off.spare_s(StepLoad(4)) == on.spare_s(StepLoad(4))
+
+
 def test_drafts_pause_where_their_steps_lose_time() -> None:
     timer = StepTimer()
     decoded(timer, 1, 10.0, steps=8)
