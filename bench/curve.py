@@ -25,7 +25,7 @@ _SHORT, _LONG = 16, 512  # prompt tokens of decodes with few keys, and with many
 _OUTPUTS = 32
 _CHUNKS = 4  # chunks of the long prompt
 _WARM_UP = (4, 16, 8)  # requests, their prompt tokens and their answers' tokens
-_ROWS = (16, 64, 256, 1024, 2048, 4096)
+_ROWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 async def record(
@@ -67,7 +67,7 @@ async def record(
         kv_tokens=0,
         decode=_points(batches, short),
         decode_key_s=max(0.0, median(added)),
-        prefill=_points(rows, prefills),
+        prefill=prefill_points(rows, prefills, prefill_key_s),
         prefill_key_s=prefill_key_s,
     )
 
@@ -123,6 +123,15 @@ class _Recorder:
             measured.append((step.n_rows * (start + step.n_rows / 2), step.ended - began, step.n_rows))
             began, start = step.ended, start + step.n_rows
         return measured
+
+
+def prefill_points(rows: Sequence[int], seconds: Sequence[float], key_s: float) -> tuple[CurvePoint, ...]:
+    """The points of prompts, without what the keys add that their own rows are for each other.
+
+    The curve adds that for the keys of every step. At least a quarter is left: a key may be measured as too slow.
+    """
+    without = [max(s - key_s * n * n / 2, s / 4) for n, s in zip(rows, seconds, strict=True)]
+    return _points(rows, without)
 
 
 def _points(rows: Sequence[int], seconds: Sequence[float]) -> tuple[CurvePoint, ...]:

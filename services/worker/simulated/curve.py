@@ -18,7 +18,7 @@ class CurveError(Exception):
 
 
 class CurvePoint(BaseModel):
-    """The median time of steps of one size, whose rows had few keys."""
+    """The median time of steps of one size, without what their keys add."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
