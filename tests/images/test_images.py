@@ -21,13 +21,15 @@ from tests.images.image import Image
 Images = Callable[[str], Image]
 
 # Megabytes, uncompressed; the base is about 130 of the official image's, or 230 of Debian's.
-CEILINGS = {"gateway": 495, "router": 380, "kv-coordinator": 380, "cli": 510, "worker-cpu": 1220}
+CEILINGS = {"gateway": 495, "router": 380, "kv-coordinator": 380, "cli": 510, "simulator": 540, "worker-cpu": 1220}
 SERVICES = {
     "gateway": "services.gateway.main",
     "router": "services.router.main",
     "kv-coordinator": "services.kv_coordinator.main",
     "worker-cpu": "services.worker.main, services.worker.rank.process, services.worker.process.launch",
     "cli": "services.cli.main, services.cli.kube.secrets",
+    "simulator": "services.cli.up, services.gateway.main, services.router.main, services.kv_coordinator.main, "
+    "services.worker.main",
 }
 UNCOMPILED = """
 import os, sys, {modules}
@@ -119,6 +121,29 @@ def wait_ready(port: int, processes: dict[str, subprocess.Popen[str]]) -> None:
             pass
         assert time.monotonic() < deadline, f"port {port} is not ready after 180 s"
         time.sleep(0.1)
+
+
+def test_simulator_answers_as_the_default_model_and_ends_with_0(image: Images) -> None:
+    """Without weights, torch or a service outside it, for any user, with a read-only root."""
+    simulator, port = image("simulator"), free_port()
+    listed = simulator.output("python", "-c", "import pathlib; print(*pathlib.Path('/app/models').rglob('*'))")
+    assert "/app/models/smollm2-135m-instruct/LICENSE" in listed
+    assert ".gguf" not in listed
+    assert ".safetensors" not in listed
+    command = (*simulator.config()["Entrypoint"], "--port", str(port), "--workers", "3")
+    with simulator.start(*command) as process:
+        try:
+            wait_ready(port, {"simulator": process})
+            simulator.output("python", "/app/healthcheck.py", str(port))
+            body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "min_tokens": 8}
+            answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=120).json()
+            assert answer["model"] == "smollm2-135m-instruct"
+            assert answer["usage"]["completion_tokens"] == 8, answer
+        finally:
+            process.terminate()
+        printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, printed
+    assert "Read-only file system" not in printed
 
 
 def test_any_user_with_a_read_only_root_serves(image: Images, redis: str) -> None:

@@ -38,7 +38,12 @@ def lay_out(
         redis_url = f"unix://{socket}"
         specs.append(_redis(redis_server, socket, redis_url))
     coordinator, router = next(ports), next(ports)
-    shared = {"RYZANSTEIN_REDIS_URL": redis_url, "RYZANSTEIN_HOST": HOST, "RYZANSTEIN_NAMESPACE": f"up-{options.port}"}
+    shared = {
+        "RYZANSTEIN_REDIS_URL": redis_url,
+        "RYZANSTEIN_HOST": HOST,
+        "RYZANSTEIN_METRICS_PORT": "0",  # an image's own would be that of all services
+        "RYZANSTEIN_NAMESPACE": f"up-{options.port}",
+    }
     together = options.engine == "simulated"  # workers of a model in one process
     of_workers = [model for model in options.models for _ in range(1 if together else options.workers)]
     specs += [_worker(options, model, index, next(ports), shared) for index, model in enumerate(of_workers)]

