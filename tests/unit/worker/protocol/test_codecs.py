@@ -207,6 +207,7 @@ def test_answer_round_trip(number: int, error: str) -> None:
 @given(
     st.one_of(
         plans.map(lambda plan: (encode_plan(plan), decode_plan)),
+        results.map(lambda result: (encode_result(result), decode_result)),
         adapter_orders.map(lambda order: (encode_order(1, order), decode_order)),
         st.text(max_size=9).map(lambda error: (encode_answer(1, error), decode_answer)),
     ),
@@ -247,6 +248,13 @@ def test_a_message_of_another_kind_is_refused(decode: Callable[[Words], object],
         decode(read_words(encode_plan(StepPlan(1))))
     with pytest.raises(MalformedMessageError, match="a message of 7 bytes is not made of 32-bit words"):
         read_words(b"7 bytes")
+
+
+def test_result_with_a_negative_number_of_tokens_is_refused() -> None:
+    words = np.array(read_words(encode_result(StepResult(1, (SlotResult(0, (5,)), SlotResult(1, (6,)))))))
+    words[-4:-2] = (-1, 3)  # instead of one token for each slot
+    with pytest.raises(MalformedMessageError, match="-1 tokens"):
+        decode_result(words)
 
 
 def test_minus_infinity_survives() -> None:
