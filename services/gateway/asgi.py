@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 Scope = MutableMapping[str, Any]
@@ -14,20 +14,22 @@ Headers = list[tuple[bytes, bytes]]
 JSON: tuple[bytes, bytes] = (b"content-type", b"application/json")
 
 
-def header(scope: Scope, name: bytes) -> str:
-    """A header of a request (name in lower case), or the empty string."""
-    for key, value in scope["headers"]:
-        if key == name:
-            return str(value, "latin-1")
-    return ""
+def headers_of(scope: Scope) -> Mapping[bytes, bytes]:
+    """A request's headers by name in lower case; the first one of each name."""
+    return dict(reversed(scope["headers"]))
 
 
-def authorization(scope: Scope) -> str:
+def header(headers: Mapping[bytes, bytes], name: bytes) -> str:
+    """A header of a request, or the empty string."""
+    return str(headers.get(name, b""), "latin-1")
+
+
+def authorization(headers: Mapping[bytes, bytes]) -> str:
     """The Authorization header of a request. Anthropic's clients send the key in `x-api-key` instead.
 
     The other header may then be for a proxy on the way, or without a key.
     """
-    given, key = header(scope, b"authorization"), header(scope, b"x-api-key")
+    given, key = header(headers, b"authorization"), header(headers, b"x-api-key")
     scheme, _, bearer = given.partition(" ")
     has_key = scheme.lower() == "bearer" and bearer.strip()
     return given if has_key or not key else f"Bearer {key}"

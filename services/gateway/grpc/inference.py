@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ from ryzanstein.v1 import inference_pb2, inference_pb2_grpc, routing_pb2
 from services.common.logs import request_id_var
 from services.gateway.api.ignored import IGNORED_HEADER, Ignored
 from services.gateway.api.schema import ChatBody, CompletionBody
-from services.gateway.asgi import Scope, authorization, header
+from services.gateway.asgi import authorization, header
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error, invalid
 from services.gateway.generation.abilities import require_embedding
@@ -64,6 +64,7 @@ class _Call:
     """The state of a running call."""
 
     context: Context
+    headers: Mapping[bytes, bytes]
     traceparent: str
     ignored: Ignored  # an admitted request has its own
     model: str = ""
@@ -73,7 +74,7 @@ class _Call:
 
     def header(self, name: str) -> str:
         """A value of the call's metadata, or the empty string."""
-        return header(_headers(self.context), name.encode())
+        return header(self.headers, name.encode())
 
     async def write(self, message: inference_pb2.GenerateResponse) -> None:
         """Write a message; tasks may write at the same time."""
@@ -130,7 +131,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> None:
         """Continue a text or token ids."""
-        async with self._call("Generate", request, context) as call, self._admitted(context, call) as admitted:
+        async with self._call("Generate", request, context) as call, self._admitted(call) as admitted:
             call.follow(admitted)
             body = completion_body(request, await _prompt(request, admitted), admitted.ignored)
             await admitted.start(self.completions, body, request.options.session_id, call.traceparent)
@@ -140,7 +141,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.ChatRequest, context: Context
     ) -> None:
         """Continue a conversation."""
-        async with self._call("Chat", request, context) as call, self._admitted(context, call) as admitted:
+        async with self._call("Chat", request, context) as call, self._admitted(call) as admitted:
             call.follow(admitted)
             model = await admitted.find_model(request.model, request.options.session_id)
             _check_count(model, len(request.messages), "messages")
@@ -150,7 +151,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:  # noqa: N802
         """Embed texts."""
-        async with self._call("Embed", request, context) as call, self._admitted(context, call) as admitted:
+        async with self._call("Embed", request, context) as call, self._admitted(call) as admitted:
             model = await call.find(admitted, request)
             require_embedding(model)
             prompt = model.card.prompts.get(model.card.default_prompt, "")
@@ -164,7 +165,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
         """Convert a text to token ids."""
-        async with self._call("Tokenize", request, context) as call, self._admitted(context, call) as admitted:
+        async with self._call("Tokenize", request, context) as call, self._admitted(call) as admitted:
             model = await call.find(admitted, request)
             ids = await model.encode(request.text, "text", add_special_tokens=request.add_special_tokens)
         return inference_pb2.TokenizeResponse(ids=ids)
@@ -173,7 +174,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
         """Convert token ids to text."""
-        async with self._call("Detokenize", request, context) as call, self._admitted(context, call) as admitted:
+        async with self._call("Detokenize", request, context) as call, self._admitted(call) as admitted:
             model = await call.find(admitted, request)
             _check_count(model, len(request.ids), "ids")
             if request.ids:
@@ -187,19 +188,20 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """List the models that requests may name."""
         async with self._call("ListModels", request, context) as call:
             check_known(request, call.ignored)
-            tenant = await self._tenant(context)
+            tenant = await self._tenant(call)
             models = [model_message(listed.name, listed.served) for listed in self.entrance.models.listed(tenant)]
         return inference_pb2.ListModelsResponse(models=models)
 
     @asynccontextmanager
     async def _call(self, name: str, request: Message | Undecodable, context: Context) -> AsyncIterator[_Call]:
-        request_id = request_id_of(header(_headers(context), b"x-request-id"))
-        observed = self.observer.begin(name, name, header(_headers(context), b"traceparent"), request_id)
+        headers = _headers(context)
+        request_id = request_id_of(header(headers, b"x-request-id"))
+        observed = self.observer.begin(name, name, header(headers, b"traceparent"), request_id)
         request_id_var.set(request_id)
         ids = (("x-request-id", request_id), *((("x-trace-id", observed.trace_id),) if observed.trace_id else ()))
         context.set_trailing_metadata(ids)
         observed.attach()  # gRPC runs every call in its own task
-        call = _Call(context, observed.traceparent, Ignored(self.entrance.refuse_fields))
+        call = _Call(context, headers, observed.traceparent, Ignored(self.entrance.refuse_fields))
         status = CLIENT_GONE
         try:
             if isinstance(request, Undecodable):
@@ -225,12 +227,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 call.saying.cancel()
             observed.end(status, call.model)
 
-    async def _tenant(self, context: Context) -> Tenant:
-        return await self.entrance.gate.identify(authorization(_headers(context)))
+    async def _tenant(self, call: _Call) -> Tenant:
+        return await self.entrance.gate.identify(authorization(call.headers))
 
     @asynccontextmanager
-    async def _admitted(self, context: Context, call: _Call) -> AsyncIterator[AdmittedRequest]:
-        tenant = await self._tenant(context)
+    async def _admitted(self, call: _Call) -> AsyncIterator[AdmittedRequest]:
+        tenant = await self._tenant(call)
         async with self.entrance.admit(tenant, call.header(PATIENCE_HEADER)) as admitted:
             call.ignored = admitted.ignored
             yield admitted
@@ -260,10 +262,10 @@ async def _answer(request: AdmittedRequest, body: ChatBody | CompletionBody, cal
             await call.write(writer.response(choice, chunk))
 
 
-def _headers(context: Context) -> Scope:
+def _headers(context: Context) -> Mapping[bytes, bytes]:
     """The call's metadata as the headers of a request."""
-    texts = ((name, value) for name, value in context.invocation_metadata() or () if isinstance(value, str))
-    return {"headers": [(name.encode(), value.encode("latin-1", "replace")) for name, value in texts]}
+    texts = [(name, value) for name, value in context.invocation_metadata() or () if isinstance(value, str)]
+    return {name.encode(): value.encode("latin-1", "replace") for name, value in reversed(texts)}
 
 
 async def _abort(context: Context, error: ApiError, ids: tuple[tuple[str, str], ...]) -> None:

@@ -14,7 +14,7 @@ from fastapi import Depends, FastAPI, Request, Response
 
 from services.common.patterns import END
 from services.gateway.api.decode import BodyDecoder
-from services.gateway.asgi import ASGIApp, Receive, Scope, Send, authorization
+from services.gateway.asgi import ASGIApp, Receive, Scope, Send, authorization, headers_of
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, invalid
 from services.gateway.http.app import add_error_handlers
@@ -65,7 +65,7 @@ class Administrator:
 
     async def __call__(self, request: Request) -> str:
         """Return the caller's name; raises :class:`ApiError` 401 or 403."""
-        given = authorization(request.scope)
+        given = authorization(headers_of(request.scope))
         if self._digest and compare_digest(sha256(key_of(given).encode()).digest(), self._digest):
             return "token"
         tenant = await self._gate.identify(given)

@@ -107,7 +107,7 @@ class Dispatcher:
         try:
             self._check(scope)
             if scope["method"] not in _SAFE:
-                self._origins.check_post(scope)
+                self._origins.check_post(exchange.headers)
             async with self._drain.limit():
                 await self._app(scope, exchange.receive, exchange.send)
         except ApiError as error:
@@ -134,7 +134,7 @@ class Dispatcher:
         try:
             if exchange.scope["method"] != "POST":
                 raise _not_allowed(exchange.scope["method"], {"POST"})
-            self._origins.check_post(exchange.scope)
+            self._origins.check_post(exchange.headers)
             async with self._drain.limit():
                 await endpoint.serve(exchange)
         except ApiError as error:

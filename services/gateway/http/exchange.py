@@ -15,7 +15,7 @@ import msgspec
 
 from services.common.logs import request_id_var
 from services.gateway.api.ignored import IGNORED_HEADER, Ignored
-from services.gateway.asgi import JSON, ASGIMessage, Headers, Receive, Scope, Send, authorization, header
+from services.gateway.asgi import JSON, ASGIMessage, Headers, Receive, Scope, Send, authorization, header, headers_of
 from services.gateway.errors import ApiError, invalid, too_large
 from services.gateway.http.encoding import inflate
 from services.gateway.observation import request_id_of
@@ -71,6 +71,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, dialect: ApiDialect = OPENAI_DIALECT) -> None:
         self.scope = scope
+        self.headers = headers_of(scope)
         self.receive = receive
         self._send = send
         self._received = False  # the whole body has arrived
@@ -105,12 +106,12 @@ class Exchange:
 
     def header(self, name: bytes) -> str:
         """A request header (name in lower case), or the empty string."""
-        return header(self.scope, name)
+        return header(self.headers, name)
 
     @property
     def authorization(self) -> str:
         """See :func:`authorization`."""
-        return authorization(self.scope)
+        return authorization(self.headers)
 
     async def body(self, limits: BodyLimits) -> bytes:
         """The whole body; raises :class:`ApiError` 413, 408 or 400."""

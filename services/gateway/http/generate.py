@@ -62,7 +62,8 @@ class GenerateHandler(Generic[Body]):
             else:
                 await request.start(serializer, body, session, exchange.traceparent)
                 choices, generations = await request.collect(serializer.new_choice), request.prepared.generations
-                exchange.answer_headers = request.headers()  # now with the cost
+                if request.used.cost is not None:  # a header has it
+                    exchange.answer_headers = request.headers()
                 answer = await serializer.body(choices, generations, request.used)
                 await exchange.send_json(200, answer)
 

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from services.gateway.asgi import authorization
+from services.gateway.asgi import authorization, headers_of
 from services.gateway.tenants.tenant import Gate, Tenant
 
 
 async def _tenant(request: Request) -> Tenant:
     gate: Gate = request.app.state.gate
-    return await gate.identify(authorization(request.scope))
+    return await gate.identify(authorization(headers_of(request.scope)))
 
 
 CallingTenant = Annotated[Tenant, Depends(_tenant)]

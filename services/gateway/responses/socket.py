@@ -21,7 +21,7 @@ import msgspec
 
 from services.common.tasks import end_tasks
 from services.gateway.api.ignored import IGNORED_HEADER
-from services.gateway.asgi import ASGIApp, ASGIMessage, Headers, Scope, Send, header
+from services.gateway.asgi import ASGIApp, ASGIMessage, Headers, Scope, Send, header, headers_of
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, invalid
 from services.gateway.http.responses.origin import OPEN_RESPONSES_HEADER, RequestOrigin, from_origin
@@ -79,7 +79,8 @@ class _Connection:
     def __init__(self, socket: ResponsesSocket, scope: Scope, send: Send, request_id: str) -> None:
         self._socket = socket
         self._send = send
-        passed_on = [(name.encode(), header(scope, name.encode()).encode("latin-1")) for name in _PASSED_ON]
+        given = headers_of(scope)
+        passed_on = [(name.encode(), header(given, name.encode()).encode("latin-1")) for name in _PASSED_ON]
         self._headers: Headers = [(b"x-request-id", request_id.encode("latin-1"))]
         self._headers += [(name, value) for name, value in passed_on if value]
         self._recent = RecentTurns(socket.memory_bytes)

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from services.common.logs import request_id_var
-from services.gateway.asgi import JSON, Receive, Scope, Send, header
+from services.gateway.asgi import JSON, Receive, Scope, Send, header, headers_of
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError
 from services.gateway.observation import request_id_of
@@ -48,7 +48,7 @@ class Sockets:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         await receive()  # websocket.connect
-        request_id = request_id_of(header(scope, b"x-request-id"))
+        request_id = request_id_of(header(headers_of(scope), b"x-request-id"))
         identified = (b"x-request-id", request_id.encode("latin-1"))
         try:
             connect = self._admit(scope)
@@ -67,7 +67,7 @@ class Sockets:
         if connect is None:
             message = f"There is no WebSocket at {scope['path'][:200]}. There is one at: {', '.join(self.by_path)}."
             raise ApiError(404, message, "invalid_request_error", code="not_found")
-        self.origins.check(scope)
+        self.origins.check(headers_of(scope))
         return connect
 
     async def _serve(self, connection: SocketConnection, receive: Receive) -> None:

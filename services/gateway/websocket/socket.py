@@ -15,7 +15,7 @@ from ryzanstein.v1 import routing_pb2
 
 from services.common.tasks import end_tasks
 from services.gateway.api.ignored import Ignored
-from services.gateway.asgi import Scope, Send, authorization, header
+from services.gateway.asgi import Scope, Send, authorization, header, headers_of
 from services.gateway.drain import Drain
 from services.gateway.errors import ApiError, internal_error, invalid, shutting_down
 from services.gateway.generation.entrance import Entrance
@@ -63,8 +63,9 @@ class StreamSocket:
     def connect(self, scope: Scope, send: Send, request_id: str) -> _Connection:
         """See :data:`Connect`."""
         names = "x-session-id", "traceparent", PATIENCE_HEADER, EVENTS_HEADER
-        headers = {name: header(scope, name.encode()) for name in names}
-        return _Connection(self, send, authorization(scope), headers, request_id)
+        given = headers_of(scope)
+        headers = {name: header(given, name.encode()) for name in names}
+        return _Connection(self, send, authorization(given), headers, request_id)
 
 
 class _Connection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.gateway.api.decode import BodyDecoder
 from services.gateway.api.ignored import Ignored
-from services.gateway.asgi import Scope, header
+from services.gateway.asgi import Scope, header, headers_of
 from services.gateway.errors import ApiError
 from services.gateway.generation.admitted import AdmittedRequest
 from services.gateway.generation.chat import ChatPreparer
@@ -51,7 +51,7 @@ COUNT = Documentation(
 
 def is_messages_client(scope: Scope) -> bool:
     """Whether a request of a path that two protocols share, `/v1/models`, comes from a client of Anthropic's."""
-    return bool(header(scope, _VERSION))
+    return bool(header(headers_of(scope), _VERSION))
 
 
 class MessagesDecoder(BodyDecoder[MessagesBody]):

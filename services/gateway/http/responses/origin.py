@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from services.gateway.asgi import Scope, header
+from services.gateway.asgi import Scope, header, headers_of
 from services.gateway.http.responses.store import Past
 
 _SCOPE = "ryzanstein.responses"
@@ -52,7 +52,7 @@ ANYWHERE = RequestOrigin()
 def origin_of(scope: Scope) -> RequestOrigin:
     """The origin that the gateway's own request has, or that of clients, with what the request's header says."""
     origin: RequestOrigin = scope.get(_SCOPE, ANYWHERE)
-    return replace(origin, open_names=bool(header(scope, OPEN_RESPONSES_HEADER.encode())))
+    return replace(origin, open_names=bool(header(headers_of(scope), OPEN_RESPONSES_HEADER.encode())))
 
 
 def from_origin(origin: RequestOrigin) -> Mapping[str, object]:
