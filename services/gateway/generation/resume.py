@@ -110,8 +110,7 @@ class ResumableStream:
         """See :class:`TokenSource`."""
         while True:
             running = self._running or await self._start()
-            batch = await running.attempt.take()
-            end = running.attempt.end
+            batch, end = await running.attempt.take(), running.attempt.end
             if batch.ids:
                 self._accept(running, batch)
             if isinstance(end, FinishReason):
@@ -141,14 +140,15 @@ class ResumableStream:
 
     async def _start(self) -> _Running:
         """ROUTE and CONNECT until an attempt is submitted, while the request has time left."""
-        limit = asyncio.timeout_at(self._request.caller.deadline)
+        deadline = self._request.caller.deadline
+        limit = None if deadline is None else asyncio.timeout_at(deadline)
         try:
-            async with limit:
+            async with limit or nullcontext():
                 if self._generated or self._group_runs():
                     return await self._search()
                 return await self._takeovers.bound(self._search, self._excluded)
         except TimeoutError:
-            if not limit.expired():
+            if limit is None or not limit.expired():
                 raise
             raise self._late() from None
 
