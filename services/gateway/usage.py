@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 NANOS = 10**9  # costs are counted in billionths of the currency, as integers, so that sums are exact
 
 
-@dataclass(frozen=True, slots=True)
-class PredictionUsage:
+class PredictionUsage(Struct, frozen=True):
     """Tokens that workers drafted from the prediction of a request."""
 
     accepted_tokens: int = 0  # those in the text
@@ -20,8 +19,7 @@ class PredictionUsage:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """Tokens that a request used."""
 
     prompt_tokens: int = 0

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from services.gateway.api.files import GivenFile
 from services.gateway.api.images import GivenImage
 from services.gateway.api.options import FunctionDefinition, PredictedContent, TextOptions
 
 
-@dataclass(frozen=True, slots=True)
-class FieldNames:
+class FieldNames(Struct, frozen=True):
     """The names of a chat's fields in one API, for errors that name the client's field."""
 
     messages: str = "messages"
@@ -28,8 +28,7 @@ CHAT_COMPLETIONS = FieldNames()
 Part = str | GivenImage | GivenFile  # one of those that make a message
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """A call by the assistant."""
 
     name: str
@@ -37,8 +36,7 @@ class Call:
     id: str | None = None
 
 
-@dataclass(slots=True)
-class Turn:
+class Turn(Struct):
     """A message of a conversation."""
 
     role: str
@@ -55,8 +53,7 @@ def thinking_variables(*, on: bool) -> dict[str, Any]:
     return {"enable_thinking": on, "thinking": on}
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedTools:
+class OfferedTools(Struct, frozen=True):
     """The functions that a client offers, and the function that the model must call."""
 
     functions: Sequence[FunctionDefinition] = ()
@@ -66,8 +63,7 @@ class OfferedTools:
     legacy: bool = False  # answers have a `function_call`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
+class ChatRequest(Struct, frozen=True, kw_only=True):
     """The input of the chat pipeline, in which only `names` depends on the API."""
 
     turns: Sequence[Turn]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from services.common.fine_tuning.records import Order
 from services.gateway.billing.account import Account, Counts, Kind

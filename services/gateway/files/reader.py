@@ -8,8 +8,10 @@ import binascii
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
+
+from msgspec.structs import replace
 
 from services.gateway.api.chat import Part, Turn
 from services.gateway.api.files import PDF, GivenFile

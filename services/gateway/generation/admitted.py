@@ -7,10 +7,10 @@ import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from msgspec import Struct
 from ryzanstein.v1 import routing_pb2
 
 from services.common.durations import read_duration
@@ -47,8 +47,7 @@ def named_session(value: str) -> str:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(Struct, frozen=True):
     """The inputs of a generation."""
 
     preparer: Preparer[Any]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from ryzanstein.v1 import worker_pb2
 
 from services.gateway.api.chat import Call, ChatRequest, Part, Turn
@@ -84,8 +84,7 @@ def _template_call(call: Call) -> dict[str, Any]:
     return {"type": "function", "function": function} | ({} if call.id is None else {"id": call.id})
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
+class ChatPrompt(msgspec.Struct, frozen=True):
     """A model's prompt, and the tools that it may call."""
 
     ids: list[int]

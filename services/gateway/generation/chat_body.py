@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from services.gateway.api.chat import (
     CHAT_COMPLETIONS,
@@ -111,8 +113,7 @@ def turns_of(messages: Sequence[Message], ignored: Ignored) -> list[Turn]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(Struct, frozen=True):
     """A message's place in a body."""
 
     index: int

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from services.gateway.generation.tokens import FinishReason
 from services.gateway.reasoning.think import ReasoningParser
@@ -19,8 +20,7 @@ def new_call_id() -> str:
     return "".join(random.choices(_ID_CHARS, k=9))
 
 
-@dataclass(frozen=True, slots=True)
-class MessageDelta:
+class MessageDelta(Struct, frozen=True):
     """The additions of a piece of text to the message."""
 
     content: str

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from services.gateway.errors import NO_MODEL, NO_WORKERS, ApiError, model_not_allowed, no_worker, unknown_model
 from services.gateway.generation.mirroring import Mirrors
 from services.gateway.names.picking import Origin, fraction, pick
@@ -33,8 +35,7 @@ def check_permission(name: str, tenant: Tenant) -> None:
         raise model_not_allowed(name, tenant.models)
 
 
-@dataclass(frozen=True, slots=True)
-class ChainLink:
+class ChainLink(Struct, frozen=True):
     """A model of a chain."""
 
     model: str
@@ -43,8 +44,7 @@ class ChainLink:
     external: External | None = None  # the API elsewhere that has the model
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(Struct, frozen=True):
     """The models that may answer a request of a tenant, in order; only the first one has no conditions."""
 
     name: str  # as the request gives it
@@ -59,8 +59,7 @@ class Chain:
         return self.links[0].routed
 
 
-@dataclass(frozen=True, slots=True)
-class ChainPlace:
+class ChainPlace(Struct, frozen=True):
     """The link of a chain whose model answers."""
 
     chain: Chain

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from services.gateway.generation.output import Generation
 from services.gateway.generation.request import Caller
@@ -14,8 +16,7 @@ from services.gateway.usage import Usage
 MAX_CHOICES = 128  # sequences of a request: prompts times n
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """All sequences of a request; none runs before its first chunk is asked for."""
 
     request_id: str

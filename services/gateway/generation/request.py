@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
+from msgspec import Struct, field
+from msgspec.structs import replace
 from ryzanstein.v1 import worker_pb2
 
 from services.common.blockhash import ImageSpan
@@ -22,8 +23,7 @@ _values = attrgetter(*_WORKERS)
 LAST_PRIORITY = 100  # priority of requests that wait for all others, such as those of batches
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingOptions:
+class SamplingOptions(Struct, frozen=True):
     """How tokens are chosen and when a sequence ends."""
 
     max_tokens: int
@@ -70,8 +70,7 @@ class SamplingOptions:
         return self.temperature == 0 or self.seed is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Struct, frozen=True):
     """On whose behalf a request runs."""
 
     tenant: str = ""
@@ -99,8 +98,7 @@ def spans_of(images: Sequence[worker_pb2.Image]) -> list[ImageSpan]:
     return [ImageSpan(image.first, image.first + image.tokens, image.digest) for image in images]
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
+class GenerationRequest(Struct, frozen=True):
     """One sequence to generate, or one embedding to compute."""
 
     request_id: str

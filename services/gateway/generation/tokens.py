@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from msgspec import Struct
 from ryzanstein.v1 import worker_pb2
 
 
@@ -19,8 +20,7 @@ class FinishReason(StrEnum):
     FUNCTION_CALL = "function_call"
 
 
-@dataclass(frozen=True, slots=True)
-class Takeover:
+class Takeover(Struct, frozen=True):
     """A worker begins to answer, or continues the answer of a lost worker."""
 
     worker: str

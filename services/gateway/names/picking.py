@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from hashlib import blake2b
+
+from msgspec import Struct
 
 from services.gateway.names.route import ModelRoute, Target
 
 _FRACTIONS = 1 << 64
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """The properties of a request by which its target is chosen."""
 
     tenant: str

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from services.gateway.api.chat import CHAT_COMPLETIONS, FieldNames
 from services.gateway.errors import invalid
@@ -20,8 +22,7 @@ from services.gateway.text.tool_turns import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(Struct, frozen=True):
     """The input of a chat template."""
 
     turns: Sequence[dict[str, Any]]  # role, content (a text, or parts), and other fields for templates

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import logging
 from contextvars import Context
-from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
 import grpc.aio
+from msgspec import Struct
 from ryzanstein.v1 import worker_pb2, worker_pb2_grpc
 
 from services.common.batches import batches
@@ -32,8 +32,7 @@ class WorkerUnreachableError(Exception):
     """There is no connection to the worker; nothing was submitted."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRef:
+class WorkerRef(Struct, frozen=True):
     """One process of one worker. A restarted worker has another ref."""
 
     worker_id: str

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
+from msgspec import Struct
 from opentelemetry import trace
 from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2
 
@@ -56,8 +57,7 @@ class NoRouterError(NoWorkerError):
     """No router answers, and no worker is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(Struct, frozen=True):
     """The worker that a request runs on."""
 
     ref: WorkerRef

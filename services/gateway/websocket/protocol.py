@@ -41,11 +41,11 @@ Indices have no gaps and never decrease, with one exception: after ``resume``, t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct, field
+from msgspec.structs import replace
 
 from services.gateway.api.decode import BodyDecoder, described, lone_surrogate
 from services.gateway.api.ignored import Ignored, leave_out

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from services.gateway.api.chat import Call, ChatRequest, FieldNames, OfferedTools, Part, Turn, thinking_variables
 from services.gateway.api.files import given_file
@@ -155,8 +157,7 @@ def _joined(first: Turn, second: Turn) -> Turn:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
+class _Reader(Struct, frozen=True):
     """Reads the blocks of one list that are no texts by their type."""
 
     where: str  # the list

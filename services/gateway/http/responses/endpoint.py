@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from services.gateway.api.ignored import Ignored
 from services.gateway.errors import ApiError, invalid
