@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ _CHARS_PER_TOKEN = 8  # more than in any language: a longer text is probed befor
 _THREADS = 2
 
 T = TypeVar("T")
+
+# A batch here is a single text, for which the tokenizers library would wake its threads.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class ModelCardError(Exception):
@@ -143,7 +147,7 @@ class ServedModel:
     def encode_now(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text, on the calling thread."""
         self._probe(text, param)
-        ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = _ids(self.tokenizer, text, add_special_tokens=add_special_tokens)
         return self._with_bos(ids, text) if add_special_tokens else ids
 
     def _with_bos(self, ids: list[int], text: str) -> list[int]:
@@ -199,16 +203,12 @@ class ServedModel:
 
     def encode_parts(self, parts: Sequence[PromptPart], param: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of a rendered conversation, on the calling thread."""
-        encodings = []
         for part in parts:
             self._probe(part.text, param)
-            tokenizer = self._plain if part.literal else self.tokenizer
-            encodings.append(tokenizer.encode(part.text, add_special_tokens=False))
+        read = [(self._plain if part.literal else self.tokenizer, part.text) for part in parts]
         if not add_special_tokens:
-            ids: list[int] = []
-            for encoding in encodings:
-                ids += encoding.ids
-            return ids
+            return [token_id for tokenizer, text in read for token_id in _ids(tokenizer, text)]
+        encodings = [tokenizer.encode(text, add_special_tokens=False) for tokenizer, text in read]
         whole = self.tokenizer.post_process(Encoding.merge(encodings))
         return self._with_bos(whole.ids, "" if not parts or parts[0].literal else parts[0].text)
 
@@ -249,3 +249,8 @@ class ServedModel:
             return piece.decode("utf-8")
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def _ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    """Token ids of a text. `encode` would also find each token's place in it, which takes a third of the time."""
+    return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
