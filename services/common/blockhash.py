@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ def image_digest(frames: bytes, columns: int = 0) -> bytes:
     return sha256(frames + (columns.to_bytes(4, "little") if columns else b"")).digest()
 
 
+@lru_cache  # the same for all prompts of a tenant
 def chain_root(hash_root: str, cache_salt: str = "") -> bytes:
     """The parent of a first block: the model card's `hash_root` and the tenant's salt."""
     return sha256(f"{hash_root}\0{cache_salt}".encode()).digest()

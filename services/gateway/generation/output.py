@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from time import perf_counter
 
+from msgspec import Struct, field
 from ryzanstein.v1 import worker_pb2
 
 from services.gateway.errors import ApiError
@@ -21,16 +21,14 @@ from services.gateway.tools.calls import CallDelta
 from services.gateway.usage import PredictionUsage, Usage, usage_json
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredToken:
+class ScoredToken(Struct, frozen=True):
     """A generated token, its logprobs and where its text begins in the sequence."""
 
     logprobs: worker_pb2.TokenLogprobs
     offset: int
 
 
-@dataclass(slots=True)
-class OutputChunk:
+class OutputChunk(Struct):
     """The output of a step. With `finish` it is the last one."""
 
     text: str = ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -38,8 +37,7 @@ class Takeover(Struct, frozen=True):
         }
 
 
-@dataclass(slots=True)
-class TokenBatch:
+class TokenBatch(Struct):
     """Tokens that are ready together. With `finish` it is the last batch."""
 
     ids: list[int]

@@ -38,7 +38,13 @@ class Conversation(Struct, frozen=True):
     @property
     def size(self) -> int:
         """The characters in clients' texts."""
-        return sum(_size(turn | {"content": joined(turn["content"])}) for turn in self.turns) + _size(self.tools)
+        return _size([_with_text(turn) for turn in self.turns]) + _size(self.tools)
+
+
+def _with_text(turn: dict[str, Any]) -> dict[str, Any]:
+    """A turn whose content is one text."""
+    content = turn["content"]
+    return turn if isinstance(content, str) else turn | {"content": joined(content)}
 
 
 def _size(value: Any) -> int:

@@ -187,7 +187,7 @@ class WorkerPool:
             # An empty context: the shared connection must not carry the first request's trace.
             opening = self._opening[ref] = asyncio.create_task(self._open(ref), context=Context())
         # Shielded: the cancellation of one request must not cancel the opening for others.
-        connection = await asyncio.shield(opening)
+        connection = opening.result() if opening.done() else await asyncio.shield(opening)
         connection.used_at = asyncio.get_running_loop().time()
         return connection
 
