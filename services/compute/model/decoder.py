@@ -24,7 +24,6 @@ from services.compute.backends.collectives import Communicator
 from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
 from services.compute.backends.frames import FrameAttention, StepFrames
 from services.compute.backends.kv_cache import KvCache, StepRows
-from services.compute.backends.kv_formats import token_bytes
 from services.compute.backends.shapes import KvShape
 from services.compute.backends.states import StatePlan, StateStore
 from services.compute.model.layers.adapters import AdapterLayers, pad_adapters
@@ -197,7 +196,7 @@ class Decoder:
         `classifier`: layers over the pooled states; () if the model has none.
         """
         self.spec, self.weight_formats, self.classifier = spec, weight_formats, classifier
-        self.vocab_start, self.vocab_local = vocabulary.start, vocabulary.local
+        self.vocab_local = vocabulary.local
         self.logit_shard = backend.ops.logit_shard(vocabulary.start, vocabulary.local)
         self._embed, self._embed_norm, self._layers, self._norm, self._head = embed, embed_norm, layers, norm, head
         self._comm, self._backend, self._tables, self._attention = comm, backend, tables, attention
@@ -211,14 +210,6 @@ class Decoder:
     def exact_chunks(self) -> bool:
         """Whether a row has the same bits as one of several of its sequence and as a decode."""
         return self._attention is not None and self._attention.exact_chunks
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of a token's KV on this rank, over all layers."""
-        if self.spec.bidirectional:
-            return 0
-        shape = self._kv_shape(1)
-        return self.spec.n_attending * token_bytes(self._backend.kv_format.name, shape.n_kv_heads, shape.head_dim)
 
     def make_cache(self, n_blocks: int, block_tokens: int, state_rows: int = 0, *, summarised: bool = False) -> KvCache:
         """Allocate a cache of `n_blocks` and the null block; a bidirectional model keeps only a step's own rows.

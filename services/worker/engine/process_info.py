@@ -31,19 +31,19 @@ class ProcessInfo:
         return cls(fields[0], ticks / _TICKS_PER_S, int(fields[49]))
 
 
-def describe_exit(pid: int) -> tuple[str, int | None, int | None]:
-    """Return (text, exit code, signal) of a process that just died; only the text if its parent has reaped it."""
+def describe_exit(pid: int) -> tuple[str, int | None]:
+    """Return (text, signal) of a process that just died; only the text if its parent has reaped it."""
     info = ProcessInfo.read(pid)
     if info is None or info.state != "Z":
-        return f"process {pid} is gone, exit status unknown", None, None
+        return f"process {pid} is gone, exit status unknown", None
     return describe_status(pid, os.waitstatus_to_exitcode(info.wait_status))
 
 
-def describe_status(pid: int, status: int) -> tuple[str, int | None, int | None]:
-    """Return (text, exit code, signal) of an exit status; a negative status is a signal."""
+def describe_status(pid: int, status: int) -> tuple[str, int | None]:
+    """Return (text, signal) of an exit status; a negative status is a signal."""
     if status < 0:
-        return f"process {pid} was killed by {signal.Signals(-status).name}", None, -status
-    return f"process {pid} exited with status {status}", status, None
+        return f"process {pid} was killed by {signal.Signals(-status).name}", -status
+    return f"process {pid} exited with status {status}", None
 
 
 def reap_adopted(pids: list[int]) -> None:

@@ -22,7 +22,6 @@ class RankFailure:
     rank: int | None
     kind: FailureKind
     detail: str
-    exit_code: int | None = None
     signal: int | None = None
     traceback: str = ""  # traceback of the rank's exception, for the log
 

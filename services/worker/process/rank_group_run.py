@@ -227,11 +227,11 @@ class RankGroupRun:
         if self._launcher is None or not self._launcher.is_rank:  # `_watch_launcher` gets the status of a child
             self._exited(rank, *exited)
 
-    def _exited(self, rank: int, text: str, code: int | None, number: int | None) -> None:
+    def _exited(self, rank: int, text: str, number: int | None) -> None:
         if not self._ending:
             self._read_messages()  # the rank may have sent its own error, which says more
             why = self._memory_kills.explain() if number == signal.SIGKILL else ""
-            self._fail(RankFailure(rank, FailureKind.EXITED, text + why, code, number))
+            self._fail(RankFailure(rank, FailureKind.EXITED, text + why, number))
 
     def _forget(self, rank: int) -> None:
         pidfd = self._pidfds.pop(rank)
@@ -274,7 +274,6 @@ class RankGroupRun:
                 None,
                 FailureKind.LAUNCH,
                 f"{launcher.name} ended with status {status}{why}; it printed:\n{launcher.output_tail}",
-                exit_code=status,
             )
         )
 

@@ -66,6 +66,7 @@ def test_the_memory_is_known_before_the_start(kv_dtype: str) -> None:
     ranks = config(dtype="float32", kv_dtype=kv_dtype, device="cpu")
     backend = open_backend(torch.float32, torch.device("cpu"), find_kv_format(ranks.kv_format))
     predicted = footprint(FILES.spec, ranks)
-    assert predicted.kv_token == load_model(describe(BUNDLED_MODEL), SingleRank(), backend).kv_bytes_per_token
+    cache = load_model(describe(BUNDLED_MODEL), SingleRank(), backend).make_cache(1, 16)  # and the null block
+    assert 2 * 16 * predicted.kv_token == sum(layer.nbytes for layer in cache.layers)
     assert predicted.kv_format == ranks.kv_format
     assert predicted.of_worker(16).kv == 16 * predicted.kv_token

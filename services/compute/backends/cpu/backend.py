@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from services.common.heap import trim
-from services.compute.backends.base import Attention, Backend, Computations, Memory, NoGraph, Ops, StepGraphs
+from services.compute.backends.base import Attention, Backend, Computations, Memory, StepGraphs
 from services.compute.backends.choice import Candidate, choose_attention
 from services.compute.backends.collectives import GroupSeat, StepCommunicator
 from services.compute.backends.cpu.attention import INT8, PagedAmx, PagedInt8, PagedKernels, PagedVectors
@@ -25,14 +25,12 @@ from services.compute.backends.cpu.ops import KernelOps, OneDnnOps
 from services.compute.backends.cpu.paging import folder_on_disk, page_out
 from services.compute.backends.cpu.parked import park_in_file
 from services.compute.backends.cpu.shared_memory import KernelCommunicator, SharedMemoryCommunicator
-from services.compute.backends.decodes import Decodes, NoDecodes, Tokens
-from services.compute.backends.frames import FrameAttention
-from services.compute.backends.kv_format import Coding, KvFormat, plain_format
+from services.compute.backends.kv_format import Coding, KvFormat
 from services.compute.backends.mapped import give_back_code
 from services.compute.backends.parking import Restore, tensors_on
 from services.compute.backends.shapes import AttentionShape
 from services.compute.backends.sizing import available_host_memory
-from services.compute.backends.torch.bidirectional import BidirectionalAttention
+from services.compute.backends.torch.backend import TorchBackend
 from services.compute.backends.torch.gathering import PagedSdpa
 from services.compute.backends.transfers import DirectTransfers, Transfers
 from services.compute.kernels.attention import open_attention, serves
@@ -85,18 +83,16 @@ class KernelMemory(HostMemory):
         return park_in_file(tensors_on(CPU), folder_on_disk(), available_host_memory())
 
 
-class OneDnnBackend:
+class OneDnnBackend(TorchBackend):
     """A CPU with torch and oneDNN; attention uses our kernels where they support the dtype and the heads."""
 
     process_group: str | None = None  # collectives use shared memory
     replayed_rows: Sequence[int] = ()
-    device = CPU
 
     def __init__(self, dtype: torch.dtype, kv_format: KvFormat | None = None) -> None:
         """`kv_format`: None for numbers of `dtype`."""
-        self.dtype = dtype
-        self.kv_format: KvFormat = kv_format or plain_format(dtype)
-        self.ops: Ops = OneDnnOps(dtype)
+        super().__init__(dtype, CPU, kv_format)
+        self.ops = OneDnnOps(dtype)
         self.memory: Memory = HostMemory()
         self.transfers: Transfers = DirectTransfers(CPU)
         self._passed: set[tuple[AttentionShape, type]] = set()  # attentions that passed their check
@@ -108,10 +104,6 @@ class OneDnnBackend:
             logger.warning("each step gathers and dequantizes keys in %s, which takes long", self.kv_format.name)
         choices: list[Candidate] = [*own, lambda: PagedSdpa(shape, self.dtype, CPU)]
         return choose_attention(choices, shape, self.dtype, CPU, self.kv_format, self._passed)
-
-    def bidirectional(self, shape: AttentionShape) -> Attention[Any]:
-        """Return the attention of an encoder."""
-        return BidirectionalAttention(shape)
 
     def over_numbers(self, shape: AttentionShape, numbers: torch.dtype) -> Sequence[Candidate]:
         """Return our kernel over numbers of the backend's dtype."""
@@ -126,18 +118,6 @@ class OneDnnBackend:
             return ()
         kernel = open_attention(self.dtype)
         return (lambda: paged(shape, kernel),)
-
-    def frames(self, shape: AttentionShape) -> FrameAttention:
-        """Return the attention of rows of frames."""
-        return PagedSdpa(shape, self.dtype, CPU)
-
-    def capture(self, computations: Computations) -> StepGraphs:
-        """Return graphs that serve no step."""
-        return StepGraphs(NoGraph(), NoGraph())
-
-    def replay_decodes(self, computations: Computations, tokens: Tokens | None) -> Decodes:
-        """Return what serves no step."""
-        return NoDecodes()
 
     def join(self, seat: GroupSeat) -> StepCommunicator:
         """Return collectives in shared memory."""

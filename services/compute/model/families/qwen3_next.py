@@ -83,18 +83,15 @@ def refs_next(spec: ModelSpec) -> Refs:
         group = mixer.n_value_heads // mixer.n_key_heads
         unit = gcd(mixer.key_dim, mixer.value_dim)
         parts = {"q": mixer.key_dim, "k": mixer.key_dim, "v": group * mixer.value_dim, "z": group * mixer.value_dim}
-        place, n_parts = 0, sum(parts.values()) // unit
+        place, n_parts, name = 0, sum(parts.values()) // unit, f"{module}qkvz.weight"
         for part, size in parts.items():
-            n_units = size // unit
-            refs[key + part] = _units(f"{module}qkvz.weight", unit=unit, part=place, n_units=n_units, n_parts=n_parts)
-            place += n_units
-        for half, name in enumerate(("rate", "dt")):
-            refs[key + name] = _units(f"{_module(index)}in_proj_ba.weight", unit=group, part=half, n_units=1, n_parts=2)
+            refs[key + part] = TensorRef(name, unit=unit, part=place, n_units=size // unit, n_parts=n_parts)
+            place += size // unit
+        for half, part in enumerate(("rate", "dt")):
+            refs[key + part] = TensorRef(
+                f"{_module(index)}in_proj_ba.weight", unit=group, part=half, n_units=1, n_parts=2
+            )
     return refs
-
-
-def _units(name: str, *, unit: int, part: int, n_units: int, n_parts: int) -> TensorRef:
-    return TensorRef(name, unit=unit, part=part, n_units=n_units, n_parts=n_parts)
 
 
 def refs_3_5(spec: ModelSpec) -> Refs:
@@ -124,7 +121,7 @@ def _common_refs(spec: ModelSpec) -> Refs:
         if layer.attends:
             for part, place in (("q", 0), ("attention_gate", 1)):
                 name = refs[f"{key}k"].name.replace("k_proj", "q_proj")
-                refs[key + part] = _units(name, unit=spec.head_dim, part=place, n_units=1, n_parts=2)
+                refs[key + part] = TensorRef(name, unit=spec.head_dim, part=place, n_units=1, n_parts=2)
         if not isinstance(mixer := layer.mixer, DeltaNet):
             continue
         n_stored = 2 * mixer.keys + mixer.values

@@ -19,10 +19,11 @@ from services.compute.backends.cpu.backend import OneDnnBackend
 from services.compute.backends.torch.backend import TorchBackend
 from services.compute.model.build import load_model
 from services.compute.model.decoder import Decoder
+from services.compute.model.footprint import footprint
 from services.compute.model.loading.pooling import Pooling
 from services.compute.model.registry import describe, read_spec
 from services.compute.model.spec import HeadLayer, ModelError, ModelSpec
-from services.compute.ranks.config import PoolingKind
+from services.compute.ranks.config import PoolingKind, RankGroupConfig
 from services.worker.rank.pooling import PooledSlots
 from tests.unit.compute.model.harness import CPU, CachedDecoder, load_changed, run_ranks
 from tests.unit.compute.model.zoo import randomise
@@ -121,7 +122,8 @@ def test_states_equal_transformers_alone_and_in_a_batch(name: str, backend: Mode
     reference = write(name, "Model", tmp_path)
     model = load_model(describe(tmp_path), SingleRank(), backend)
     assert model.spec == read_spec(tmp_path)
-    assert (model.spec.bidirectional, model.spec.generates, model.kv_bytes_per_token) == (True, False, 0)
+    kv_token = footprint(model.spec, RankGroupConfig("", kv_tokens=1)).kv_token
+    assert (model.spec.bidirectional, model.spec.generates, kv_token) == (True, False, 0)
     together = step(model, prompts())
     for ids, hidden in zip(prompts(), together, strict=True):
         with torch.no_grad():

@@ -51,7 +51,7 @@ def test_several_ranks_equal_a_single_rank(variant: str, size: int, sample: Call
     vocab = expected.logits.shape[1]
     assert (logits[:, :vocab] - expected.logits).abs().max() <= 1e-4
     assert torch.isneginf(logits[:, vocab:]).all()
-    starts = [model.vocab_start for _, _, model in results]
+    starts = [model.logit_shard.first_id for _, _, model in results]
     assert starts == [rank * results[0][2].vocab_local for rank in range(size)]
 
 
