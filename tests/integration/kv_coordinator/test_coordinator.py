@@ -105,6 +105,14 @@ async def stats(coordinator: kv_pb2_grpc.KvCoordinatorStub, hot: int = 0) -> pb.
 CHAIN = [2**64 - n for n in range(1, 9)]
 
 
+async def holder(coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers, n: int = 8) -> FakeWorker:
+    """Start the worker `w` with the first `n` blocks of CHAIN, which the coordinator knows."""
+    worker = await workers.start("w")
+    worker.store(CHAIN[:n])
+    await until_depths(coordinator, CHAIN, {"w": n})
+    return worker
+
+
 async def test_depths_follow_stored_evicted_and_cleared_blocks(
     coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers
 ) -> None:
@@ -180,9 +188,7 @@ async def test_places_below_the_device_have_depths_of_their_own(
 async def test_a_gap_is_noticed_and_repaired_by_a_dump(
     coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers
 ) -> None:
-    worker = await workers.start("w")
-    worker.store(CHAIN[:2])
-    await until_depths(coordinator, CHAIN, {"w": 2})
+    worker = await holder(coordinator, workers, 2)
     worker.held |= dict.fromkeys(CHAIN[2:5])  # stored by events that are lost
     worker.skip_events(3)
     worker.store(CHAIN[5:6])
@@ -193,9 +199,7 @@ async def test_a_gap_is_noticed_and_repaired_by_a_dump(
 async def test_a_short_break_is_repaired_by_a_replay(
     coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers
 ) -> None:
-    worker = await workers.start("w")
-    worker.store(CHAIN[:2])
-    await until_depths(coordinator, CHAIN, {"w": 2})
+    worker = await holder(coordinator, workers, 2)
     port = int(worker.address.rpartition(":")[2])
     await worker.break_streams()
     worker.store(CHAIN[2:4])
@@ -222,10 +226,8 @@ async def test_the_lag_is_that_of_the_worker_that_is_away(redis_server: Killable
 
     with running(coordinator_process(redis_server.url_of("coordinator"), METRICS_PORT=str(port))) as coordinator:
         await workers.start("steady")
-        worker = await workers.start("w")
-        worker.store(CHAIN)
         async with open_channel(coordinator.address) as channel:
-            await until_depths(kv_pb2_grpc.KvCoordinatorStub(channel), CHAIN, {"w": 8})
+            worker = await holder(kv_pb2_grpc.KvCoordinatorStub(channel), workers)
         await until(in_step)
         back = int(worker.address.rpartition(":")[2])
         await worker.break_streams()
@@ -237,9 +239,7 @@ async def test_the_lag_is_that_of_the_worker_that_is_away(redis_server: Killable
 async def test_another_incarnation_has_an_empty_cache(
     coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers
 ) -> None:
-    worker = await workers.start("w")
-    worker.store(CHAIN)
-    await until_depths(coordinator, CHAIN, {"w": 8})
+    worker = await holder(coordinator, workers)
     port = int(worker.address.rpartition(":")[2])
     await worker.stop()
     restarted = FakeWorker("w")
@@ -283,11 +283,9 @@ async def test_a_large_dump_is_taken_in(coordinator: kv_pb2_grpc.KvCoordinatorSt
 async def test_restarted_coordinator_relearns_all_blocks(
     redis_server: KillableRedis, process: Service, workers: Workers
 ) -> None:
-    worker = await workers.start("w")
-    worker.store(CHAIN)
     async with open_channel(process.address) as channel:
         stub = kv_pb2_grpc.KvCoordinatorStub(channel)
-        await until_depths(stub, CHAIN, {"w": 8})
+        await holder(stub, workers)
         process.kill()
         again = coordinator_process(
             redis_server.url_of("coordinator"), COORDINATOR_PORT=process.address.rpartition(":")[2]
@@ -306,9 +304,7 @@ async def test_restarted_coordinator_relearns_all_blocks(
 async def test_without_redis_live_workers_are_followed(
     coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers, redis_server: KillableRedis
 ) -> None:
-    worker = await workers.start("w")
-    worker.store(CHAIN[:1])
-    await until_depths(coordinator, CHAIN, {"w": 1})
+    worker = await holder(coordinator, workers, 1)
     redis_server.kill()
     worker.store(CHAIN[1:2])
     await until_depths(coordinator, CHAIN, {"w": 2})
@@ -319,9 +315,7 @@ async def test_without_redis_live_workers_are_followed(
 
 
 async def test_hot_and_pinned_prefixes_are_told(coordinator: kv_pb2_grpc.KvCoordinatorStub, workers: Workers) -> None:
-    worker = await workers.start("w")
-    worker.store(CHAIN[:2])
-    await until_depths(coordinator, CHAIN[:2], {"w": 2})
+    await holder(coordinator, workers, 2)
     for i in range(20):
         await depths(coordinator, [*CHAIN[:2], 1000 + i])
     await coordinator.Pin(pb.PinRequest(hashes=[7, 8, 9], ttl_s=60))

@@ -65,6 +65,19 @@ async def evict(gateway: FakeGateway, first: int = 1) -> None:
         await gateway.complete([first + i] * 900)
 
 
+async def begins(gateway: FakeGateway, place: pb.KvPlace, prompt: list[int] = PROMPT) -> None:
+    """Complete a prompt, and wait until the place has all of its blocks."""
+    assert is_right(await gateway.complete(prompt), prompt)
+    await stored(gateway, place, N_BLOCKS)
+
+
+async def continues(gateway: FakeGateway, prompt: list[int] = PROMPT, *, known: int = CACHED) -> None:
+    """Complete a prompt again, of which `known` tokens are cached."""
+    answer = await gateway.complete(prompt)
+    assert is_right(answer, prompt)
+    assert cached(answer) == known
+
+
 @contextmanager
 def broken_ranks(worker: RunningWorker) -> Iterator[None]:
     """Reads of blocks end in an error that no code expects."""
@@ -134,12 +147,9 @@ async def test_evicted_prefix_is_loaded_instead_of_computed(redis_url: str, tmp_
     settings = host() if place == "host" else disk(tmp_path)
     number = pb.KV_PLACE_HOST if place == "host" else pb.KV_PLACE_DISK
     async with a_worker(redis_url, **settings) as (worker, gateway):
-        assert is_right(await gateway.complete(PROMPT), PROMPT)
-        await stored(gateway, number, N_BLOCKS)
+        await begins(gateway, number)
         await evict(gateway)
-        again = await gateway.complete(PROMPT)
-        assert is_right(again, PROMPT)
-        assert cached(again) == CACHED
+        await continues(gateway)
         assert await metric(worker, "kv_place_hits", place=place) == N_BLOCKS
         assert await metric(worker, "kv_place_loaded_bytes", place=place) == N_BLOCKS * BLOCK_BYTES
         (state,) = (await gateway.state()).kv_places
@@ -161,18 +171,15 @@ async def test_load_slower_than_computing_is_not_begun_until_its_speed_is_forgot
 
     monkeypatch.setattr(HostStore, "read", read_late)
     async with a_worker(redis_url, **host()) as (worker, gateway):
-        await gateway.complete(PROMPT)
-        await stored(gateway, pb.KV_PLACE_HOST, N_BLOCKS)
+        await begins(gateway, pb.KV_PLACE_HOST)
         for first, known, n_slow in ((1, CACHED, 0), (4, 0, N_BLOCKS)):
             await evict(gateway, first)
-            answer = await gateway.complete(PROMPT)
-            assert is_right(answer, PROMPT)
-            assert cached(answer) == known
+            await continues(gateway, known=known)
             assert await metric(worker, "kv_place_failures", place="host", reason="slow") == n_slow
         assert await metric(worker, "kv_place_loaded_blocks", place="host") == N_BLOCKS
         monkeypatch.setattr(loader, "REMEMBER_S", 0.0)
         await evict(gateway, 7)
-        assert cached(await gateway.complete(PROMPT)) == CACHED
+        await continues(gateway)
 
 
 async def test_steps_of_other_requests_go_on_during_a_load(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,8 +193,7 @@ async def test_steps_of_other_requests_go_on_during_a_load(redis_url: str, monke
 
     monkeypatch.setattr(HostStore, "read", read_later)
     async with a_worker(redis_url, **host()) as (_, gateway):
-        await gateway.complete(PROMPT)
-        await stored(gateway, pb.KV_PLACE_HOST, N_BLOCKS)
+        await begins(gateway, pb.KV_PLACE_HOST)
         await evict(gateway)
         loaded = await gateway.submit(PROMPT)
         await begun.wait()
@@ -212,12 +218,9 @@ async def test_load_is_written_a_staging_area_at_a_time(redis_url: str, monkeypa
     monkeypatch.setattr(FakeGroup, "write_blocks", writing)
     monkeypatch.setattr(loader, "LEAST_S", loader.MOST_S)
     async with a_worker(redis_url, **host()) as (_, gateway):
-        await gateway.complete(PROMPT)
-        await stored(gateway, pb.KV_PLACE_HOST, N_BLOCKS)
+        await begins(gateway, pb.KV_PLACE_HOST)
         await evict(gateway)
-        again = await gateway.complete(PROMPT)
-        assert is_right(again, PROMPT)
-        assert cached(again) == CACHED
+        await continues(gateway)
     assert sizes == [4] * 9 + [1]
 
 
@@ -230,34 +233,27 @@ async def test_rollout_on_one_claim_leaves_every_worker_the_blocks_of_its_predec
         pods = [await stack.enter_async_context(AsyncExitStack()) for _ in prompts]
         for pod, prompt in zip(pods, prompts, strict=True):
             _, gateway = await pod.enter_async_context(a_worker(redis_url, **disk(tmp_path)))
-            await gateway.complete(prompt)
-            await stored(gateway, pb.KV_PLACE_DISK, N_BLOCKS)
+            await begins(gateway, pb.KV_PLACE_DISK, prompt)
         monkeypatch.setattr(main, "version", lambda _: "9.9.9")
         for pod, prompt in zip(reversed(pods), reversed(prompts), strict=True):
             await pod.aclose()
             _, gateway = await stack.enter_async_context(a_worker(redis_url, max_running=4, **disk(tmp_path)))
             await stored(gateway, pb.KV_PLACE_DISK, N_BLOCKS)
-            loaded = await gateway.complete(prompt)
-            assert is_right(loaded, prompt)
-            assert cached(loaded) == CACHED
+            await continues(gateway, prompt)
 
 
 async def test_damaged_file_is_computed_and_counted(redis_url: str, tmp_path: Path) -> None:
     async with a_worker(redis_url, **disk(tmp_path)) as (worker, gateway):
-        await gateway.complete(PROMPT)
-        await stored(gateway, pb.KV_PLACE_DISK, N_BLOCKS)
+        await begins(gateway, pb.KV_PLACE_DISK)
         shorten_files(tmp_path)
         await evict(gateway)
-        again = await gateway.complete(PROMPT)
-        assert is_right(again, PROMPT)
-        assert cached(again) == 0
+        await continues(gateway, known=0)
         assert await metric(worker, "kv_place_failures", place="disk", reason="corrupt") == 1
 
 
 async def test_sleep_clears_the_host_and_keeps_the_disk(redis_url: str, tmp_path: Path) -> None:
     async with a_worker(redis_url, **{**host(), **disk(tmp_path)}) as (_, gateway):
-        await gateway.complete(PROMPT)
-        await stored(gateway, pb.KV_PLACE_HOST, N_BLOCKS)
+        await begins(gateway, pb.KV_PLACE_HOST)
         await stored(gateway, pb.KV_PLACE_DISK, N_BLOCKS)
         await gateway.stub.Sleep(pb.SleepRequest())
         subscriber = Subscriber(gateway, pb.KvSyncRequest())
@@ -266,19 +262,16 @@ async def test_sleep_clears_the_host_and_keeps_the_disk(redis_url: str, tmp_path
         subscriber.stop()
         await gateway.stub.Wake(pb.WakeRequest())
         await gateway.wait_serving()
-        assert cached(await gateway.complete(PROMPT)) == CACHED
+        await continues(gateway)
 
 
 async def test_lost_ranks_find_their_blocks_again(redis_url: str) -> None:
     async with a_worker(redis_url, **host()) as (worker, gateway):
-        await gateway.complete(PROMPT)
-        await stored(gateway, pb.KV_PLACE_HOST, N_BLOCKS)
+        await begins(gateway, pb.KV_PLACE_HOST)
         worker.group.die()
         await until(lambda: worker.group.starts == 2)
         await gateway.wait_serving()
-        again = await gateway.complete(PROMPT)
-        assert is_right(again, PROMPT)
-        assert cached(again) == CACHED
+        await continues(gateway)
 
 
 async def cost(worker: RunningWorker, gateway: FakeGateway, prompt: list[int], salt: str) -> dict[str, float]:
@@ -300,8 +293,7 @@ async def cost(worker: RunningWorker, gateway: FakeGateway, prompt: list[int], s
 async def test_pull_takes_blocks_that_its_source_has_in_host_memory(redis_url: str, known: int) -> None:
     """The first `known` tokens are in the source's KV cache again."""
     async with a_worker(redis_url, **host()) as (one, source), a_worker(redis_url, **SMALL) as (two, target):
-        await source.complete(PROMPT)
-        await stored(source, pb.KV_PLACE_HOST, N_BLOCKS)
+        await begins(source, pb.KV_PLACE_HOST)
         await evict(source)
         if known:
             await source.complete([*PROMPT[:known], *[95] * 500])

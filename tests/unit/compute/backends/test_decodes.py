@@ -137,6 +137,11 @@ def captured(engine: CachedDecoder) -> set[GraphSizes]:
     return set(engine.decodes._captured)
 
 
+def assert_near(actual: list[torch.Tensor], expected: list[torch.Tensor], limit: float) -> None:
+    for row, exact in zip(torch.cat(actual).float(), torch.cat(expected).float(), strict=True):
+        assert (row - exact).norm() <= limit * exact.norm()
+
+
 @pytest.mark.parametrize(
     ("device", "dtype"),
     [
@@ -151,9 +156,8 @@ def test_replayed_decodes_equal_eager_decodes(
     model = load_model(describe(folder(name)), SingleRank(), backend_on(device, dtype))
     expected, by_hand = decode(model)
     actual, engine = decode(model, ReplayedDecodes)
-    for row, exact in zip(torch.cat(actual).float(), torch.cat(expected).float(), strict=True):
-        limit = 1.0 if name == "mixtral" and dtype is not torch.float32 else _TOLERANCE[dtype]  # other experts at ties
-        assert (row - exact).norm() <= limit * exact.norm()
+    limit = 1.0 if name == "mixtral" and dtype is not torch.float32 else _TOLERANCE[dtype]  # other experts at ties
+    assert_near(actual, expected, limit)
     for kv, exact in zip(engine.cache.layers, by_hand.cache.layers, strict=True):
         assert not kv[0].any(), "the null block"
         if name != "mixtral":
@@ -198,8 +202,7 @@ def test_replayed_decodes_over_codes_equal_eager_decodes(
     dtype = torch.float32 if device is CPU else torch.bfloat16
     model = load_model(describe(folder("llama")), SingleRank(), backend_on(device, dtype, find_kv_format(name)))
     (expected, _), (actual, engine) = decode(model), decode(model, ReplayedDecodes)
-    for row, exact in zip(torch.cat(actual).float(), torch.cat(expected).float(), strict=True):
-        assert (row - exact).norm() <= _TOLERANCE[dtype] * exact.norm()
+    assert_near(actual, expected, _TOLERANCE[dtype])
     assert not any(kv[0].any() for kv in engine.cache.layers), "the null block"
     assert captured(engine)
 
@@ -213,6 +216,5 @@ def test_replayed_decodes_with_adapters_equal_eager_decodes(
     model = load_model(describe(base), SingleRank(), backend_on(device, dtype), adapters=AdapterLayers(2, 8))
     model.adapters.put(1, model.adapters.read(read_adapter(tmp_path, describe(base), 8)))
     (expected, _), (actual, engine) = decode(model, AdaptedDecodes), decode(model, AdaptedReplayed)
-    for row, exact in zip(torch.cat(actual).float(), torch.cat(expected).float(), strict=True):
-        assert (row - exact).norm() <= _TOLERANCE[dtype] * exact.norm()
+    assert_near(actual, expected, _TOLERANCE[dtype])
     assert {sizes.adapted for sizes in captured(engine)} == {False, True}

@@ -180,7 +180,6 @@ def test_steps_that_stay_slow_are_soon_believed() -> None:
     assert timer.prefill_tokens_per_s == pytest.approx(100, rel=0.1)
 
 
-SINGLE = Chunk(0, 9, 1, draws=True)
 DRAFTED = Chunk(0, 9, 5, draws=True, proposals=(1, 2, 3, 4))
 
 
