@@ -77,10 +77,10 @@ class Starts:
         entered = self._entered.get(pool.model, {})
         # A start that falls back, since its worker died, measures later stages anew.
         entered = {earlier: since for earlier, since in entered.items() if STAGES.index(earlier) <= rank}
-        if wanted or stage in (LOADING, WAKING, RECOVERING, WARMING):
-            entered.setdefault(stage, now)
-        else:
+        if not wanted and stage not in (LOADING, WAKING, RECOVERING, WARMING):
             entered.clear()
+        elif not _is_assumed(stage, pool):
+            entered.setdefault(stage, now)
         self._entered[pool.model] = entered
         return is_news
 
@@ -138,6 +138,13 @@ class Starts:
             return median(took)
         wakes = [member.state.wake_ms / 1000 for member in pool.members.values() if member.state.wake_ms]
         return min(wakes) if wakes and stage in (SLEEPING, WAKING) else None
+
+
+def _is_assumed(stage: str, pool: Pool) -> bool:
+    """Whether only workers without a state are in the stage: they may serve, and then nothing has started."""
+    states = [member.state for member in pool.members.values()]
+    known = [_stage_of(state) for state in states if state.phase]
+    return len(known) < len(states) and stage not in known
 
 
 def _stage_of(state: worker_pb2.WorkerState) -> str:

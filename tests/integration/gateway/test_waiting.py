@@ -134,13 +134,15 @@ async def test_plain_and_streamed_requests_wait_for_a_cold_model_and_all_are_ser
         async with cold.http.stream("POST", "/v1/completions", json=STREAM) as answer:
             assert answer.status_code == 200
             lines = answer.aiter_lines()
-            begun.append(await anext(lines))
+            async for line in lines:  # on a busy machine another comment may come first
+                if line.startswith(": waiting loading"):
+                    begun.append(line)
+                    break
             return [line async for line in lines if line]
 
     streams = [asyncio.create_task(stream()) for _ in range(10)]
     await cold.held(20)
     await eventually(lambda: len(begun) == len(streams))
-    assert all(line.startswith(": waiting loading") for line in begun)
     worker.update(phase=SERVING)
     for answer in await asyncio.gather(*plain):
         assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 2)

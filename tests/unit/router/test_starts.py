@@ -71,6 +71,17 @@ def test_warming_worker_is_told_apart_and_measured_apart_from_a_loading_one() ->
     assert start.passes(1) == StartEstimate("warming", 1), "the other worker is behind"
 
 
+@pytest.mark.parametrize("wanted", [False, True])
+def test_late_state_of_a_serving_worker_is_no_start(wanted: bool) -> None:
+    """As to a router that has just started: earlier starts would seem to have taken no time."""
+    start = StartingModel()
+    start.pool.add("w", "here:1", BreakerLimits())
+    assert start.passes(0.1, wanted=wanted) == StartEstimate("loading", None)
+    start.move(SERVING)
+    assert start.passes(0, wanted=wanted) is None
+    assert start.starts.durations("m") == {}
+
+
 def test_start_without_a_worker_has_the_reported_stage() -> None:
     start = StartingModel()
     start.starts.reported = {"m": StartReport("fetching", "fetching 1.0 of 5.0 GiB")}
