@@ -18,7 +18,7 @@ from pathlib import Path
 import grpc
 import httpx
 import psutil
-from ryzanstein.v1 import routing_pb2, routing_pb2_grpc, worker_pb2
+from ryzanstein.v1 import routing_pb2, routing_pb2_grpc
 
 from bench.fleet.counted import Messages
 from services.common.ports import free_port
@@ -233,13 +233,7 @@ async def _views(router: str) -> Sequence[routing_pb2.WorkerView]:
 
 
 async def _eligible(router: str) -> int:
-    return sum(_gets_requests(view) for view in await _views(router))
-
-
-def _gets_requests(view: routing_pb2.WorkerView) -> bool:
-    """Whether a router gives the worker requests. After several faults that is one each half minute, until one ends."""
-    tried = view.breaker == routing_pb2.WorkerView.BREAKER_HALF_OPEN
-    return view.eligible or (tried and view.state.phase == worker_pb2.PHASE_SERVING)
+    return sum(view.eligible for view in await _views(router))
 
 
 async def _answers(client: httpx.AsyncClient, url: str) -> bool:

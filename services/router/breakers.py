@@ -49,6 +49,10 @@ class Breakers:
         """A request ended for a reason outside the worker, or went to another worker."""
         self._breakers[member].no_verdict(now)
 
+    def on_trial(self, member: Member) -> bool:
+        """Whether a request to the worker shows whether it works again."""
+        return member in self._tripped
+
     def state(self, member: Member, now: float) -> BreakerState:
         """The state of a worker's breaker."""
         return self._breakers[member].state(now)

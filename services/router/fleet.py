@@ -199,7 +199,7 @@ class Fleet:
         if pool is None:
             return
         match outcome.result:
-            case routing_pb2.Outcome.RESULT_OK:
+            case routing_pb2.Outcome.RESULT_OK | routing_pb2.Outcome.RESULT_BEGUN:
                 pool.success(outcome.worker_id, outcome.incarnation)
             case routing_pb2.Outcome.RESULT_FAULT:
                 pool.fault(outcome.worker_id, outcome.incarnation)

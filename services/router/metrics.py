@@ -114,8 +114,9 @@ class RouterMetrics:
         return series
 
     def reported(self, outcome: routing_pb2.Outcome) -> None:
-        """Count a gateway's report."""
-        self.outcomes.labels(_RESULTS.get(outcome.result, "unspecified")).inc()
+        """Count a gateway's report of a request's end."""
+        if outcome.result != routing_pb2.Outcome.RESULT_BEGUN:
+            self.outcomes.labels(_RESULTS.get(outcome.result, "unspecified")).inc()
 
     def evaluated(self, pool: str, current: int, desired: int, load: float) -> None:
         """Show an evaluation of the scaler."""

@@ -163,6 +163,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         response.worker_id, response.incarnation = placed.binding.worker_id, placed.binding.incarnation
         response.address = placed.member.address
         response.ticket.router_id, response.ticket.seq = self._settings.router_id, placed.seq
+        response.trial = placed.evaluation.pool.breakers.on_trial(placed.member)
         write_placement(response.decision, placed, self._routing.policy.name)
         if pull := pull_hint(placed.evaluation.pool, placed.evaluation.snapshot, placed.choice):
             response.pull.CopyFrom(pull)

@@ -81,6 +81,7 @@ class _Running:
     attempt: Attempt
     connection: WorkerConnection
     submitted_at: float
+    trial: bool
     first_token_at: float = 0.0
 
 
@@ -227,7 +228,7 @@ class ResumableStream:
         self._resume_by = 0.0  # the search is over
         name_generation(request.request_id)
         note("submitted", worker=assignment.ref.worker_id, attempt=self._attempts, reason=assignment.reason)
-        return _Running(attempt, connection, asyncio.get_running_loop().time())
+        return _Running(attempt, connection, asyncio.get_running_loop().time(), assignment.trial)
 
     def _route_request(self) -> routing_pb2.RouteRequest:
         request, hashes = self._request, self._request.block_hashes
@@ -276,6 +277,8 @@ class ResumableStream:
             running.first_token_at = now
             batch.takeover = Takeover(running.connection.ref.worker_id, running.attempt.number, self._lost_by, resume)
             self._faults = 0  # tokens are flowing again: the budget is for one outage, not for a whole stream
+            if running.trial:
+                self._report(running, Result.RESULT_BEGUN)
             if running.attempt.number == 1:
                 self.cached_tokens = running.attempt.cached_tokens
 
@@ -314,16 +317,10 @@ class ResumableStream:
         self._count(end.cause, ref.worker_id, end.detail)
 
     def _unreachable(self, assignment: Assignment, error: WorkerUnreachableError) -> None:
-        ref = assignment.ref
-        self._upstream.router.report(
-            routing_pb2.Outcome(
-                request_id=self._request.request_id,
-                worker_id=ref.worker_id,
-                incarnation=ref.incarnation,
-                result=Result.RESULT_FAULT,
-                detail=str(error),
-            )
-        )
+        ref, name = assignment.ref, self._request.request_id
+        fault = routing_pb2.Outcome(request_id=name, worker_id=ref.worker_id, incarnation=ref.incarnation)
+        fault.result, fault.detail = Result.RESULT_FAULT, str(error)
+        self._upstream.router.report(fault)
         self._count(Cause.CONNECT, ref.worker_id, str(error))
 
     def _count(self, cause: Cause, worker_id: str, detail: str) -> None:

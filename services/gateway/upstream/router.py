@@ -65,6 +65,7 @@ class Assignment(Struct, frozen=True):
     reason: str
     pull: worker_pb2.PullHint | None = None  # another worker holds more of the prompt's KV
     standby: worker_pb2.Standby | None = None  # the request's KV may be copied there
+    trial: bool = False  # the router waits for its first token, to send the worker more
 
 
 @dataclass(slots=True)
@@ -309,7 +310,7 @@ def _assignment(answer: routing_pb2.RouteResponse) -> Assignment:
     ref = WorkerRef(answer.worker_id, answer.incarnation, answer.address)
     pull = answer.pull if answer.HasField("pull") else None
     standby = answer.standby if answer.HasField("standby") else None
-    return Assignment(ref, answer.ticket, answer.decision.reason, pull, standby)
+    return Assignment(ref, answer.ticket, answer.decision.reason, pull, standby, answer.trial)
 
 
 _BUSY = {grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]}

@@ -45,6 +45,7 @@ class PlacingRouter(routing_pb2_grpc.RouterServicer):
         self.phases: dict[str, worker_pb2.Phase] = {}  # by worker id, where a worker does not serve
         self.pull: worker_pb2.PullHint | None = None
         self.standby: worker_pb2.Standby | None = None
+        self.trial = False
         self.port = free_port()
         self._turn = 0
         self._server: grpc.aio.Server | None = None
@@ -133,6 +134,7 @@ class PlacingRouter(routing_pb2_grpc.RouterServicer):
             ticket=worker_pb2.DispatchTicket(router_id="r", seq=self._turn),
             pull=self.pull,
             standby=self.standby,
+            trial=self.trial,
         )
 
     async def Report(self, request_iterator, context):  # noqa: N802

@@ -16,7 +16,8 @@ from tests.unit.gateway.made_tokenizers import byte_level
 
 PROMPT = "User: What is a list?"
 COUNT = 10
-OK, FAULT, HANDOFF = (
+BEGUN, OK, FAULT, HANDOFF = (
+    routing_pb2.Outcome.RESULT_BEGUN,
     routing_pb2.Outcome.RESULT_OK,
     routing_pb2.Outcome.RESULT_FAULT,
     routing_pb2.Outcome.RESULT_HANDOFF,
@@ -126,6 +127,16 @@ async def test_outcomes_are_reported_for_every_attempt() -> None:
         last = stack.router.outcomes[-1]
         assert (last.worker_id, last.completion_tokens) == ("w0", COUNT)
         assert last.ttft_ms > 0
+
+
+async def test_the_first_token_of_a_trial_is_reported_while_the_request_runs() -> None:
+    worker = Worker("w0", step_s=0.1)
+    async with running_stack([worker]) as stack:
+        stack.router.trial = True
+        running = asyncio.create_task(stream_once(stack, 4, 30))
+        assert await results(stack, 1) == [BEGUN]
+        assert worker.given < 30
+        running.cancel()
 
 
 async def test_the_only_worker_may_come_back_under_its_name() -> None:

@@ -180,7 +180,19 @@ async def test_three_reported_faults_open_the_breaker_and_handoffs_do_not(fleet:
     await report(pb.Outcome.RESULT_FAULT)
     view = (await views(router))["bad"]
     assert (view.breaker, view.why_not) == (pb.WorkerView.BREAKER_OPEN, "breaker open")
-    assert {(await router.Route(ask(f"r{i}"))).worker_id for i in range(10)} == {"good"}
+    placed = [await router.Route(ask(f"r{i}")) for i in range(10)]
+    assert {(each.worker_id, each.trial) for each in placed} == {("good", False)}
+
+    async def tried() -> bool:
+        answer = await router.Route(ask("trial", excluded_workers=["good"]))
+        return answer.trial
+
+    await until(lambda: eligible(router, 2))
+    assert await tried()
+    assert not (await views(router))["bad"].eligible, "one request at a time"
+    await report(pb.Outcome.RESULT_BEGUN)
+    assert (await views(router))["bad"].breaker == pb.WorkerView.BREAKER_CLOSED
+    assert not await tried()
 
 
 async def test_draining_takes_effect_at_once(fleet: RouterRig) -> None:

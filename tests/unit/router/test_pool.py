@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from ryzanstein.v1 import routing_pb2
@@ -215,6 +216,23 @@ def test_a_new_worker_has_no_claim_to_earlier_work(lab: Lab) -> None:
     lab.join("new", waiting=20)
     snapshot = lab.pool.snapshot()
     assert snapshot.share[snapshot.worker_ids.index("new")] == pytest.approx(1.0)
+
+
+def test_the_first_token_of_a_trial_closes_a_breaker() -> None:
+    fleet = Fleet("r", 30.0, replace(LIMITS, open_min_s=0.0), lambda: None)
+    for worker_id in ("w", "other"):
+        fleet.join(Lease(worker_id, "i", "host:1", "tiny", "serving"))
+    pool = fleet.pools["tiny"]
+
+    def reports(result: routing_pb2.Outcome.Result) -> bool:
+        fleet.report(routing_pb2.Outcome(worker_id="w", result=result))
+        return pool.breakers.on_trial(pool.members["w"])
+
+    assert [reports(routing_pb2.Outcome.RESULT_FAULT) for _ in range(LIMITS.faults)] == [False, False, True]
+    pool.book("w", 1, tokens=16)
+    assert pool.breakers.ejected(time.monotonic()), "one request at a time"
+    assert not reports(routing_pb2.Outcome.RESULT_BEGUN)
+    assert not pool.breakers.ejected(time.monotonic())
 
 
 def test_version_of_the_list_of_workers_changes_when_a_breaker_half_opens_by_time() -> None:
