@@ -61,7 +61,7 @@ class Fleet:
 
     def __str__(self) -> str:
         own = len(self.cores.workers) if self.cores.own else 0
-        placed = f" on {own} {'core' if own == 1 else 'cores'} of their own" if own else ""
+        placed = f" alone on {own} {'core' if own == 1 else 'cores'}" if own else ""
         return f"{self.workers} {'worker' if self.workers == 1 else 'workers'}{placed}"
 
 
