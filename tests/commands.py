@@ -112,7 +112,6 @@ NOT_TYPED = {
         "tests/integration/worker_server/test_pool.py starts it as the chart does": ("python -m services.worker.pool",),
         "tests/unit/bench/test_commands.py runs it with few requests": (
             "python -m bench.fidelity",
-            "python -m bench.gateway --tls",
             "python -m bench.policies",
         ),
         "tests/e2e/test_documents.py runs it with four workers": (

@@ -30,7 +30,6 @@ SMALL = {
         ],
         "planned/pace p50",
     ),
-    "gateway": (["--tls", "--share", "0.02", "--streams", "20"], "gRPC, 1 client/answer p50"),
     "generate": ([TINY, "--batches", "1", "--rounds", "1", "--prompt-tokens", "8", "--output-tokens", "16"], ""),
     "long_context": (
         [
@@ -58,7 +57,7 @@ SMALL = {
 }
 HERE = ("generate", "make_checkpoint")  # run in this process, which may have imported torch and transformers
 ELSEWHERE = {
-    **dict.fromkeys(("router", "speculation"), "tests/e2e/test_documents.py"),
+    **dict.fromkeys(("gateway", "router", "speculation"), "tests/e2e/test_documents.py"),
     "scheduler": "tests/unit/bench/test_suite.py",
     "evaluate": "tests/e2e/test_evaluate.py",
     "gguf_fuzz": "tests/unit/compute/model/formats/gguf/test_container.py",
