@@ -107,8 +107,7 @@ class Scheduler:
     def submit(self, request: Request, *, deferred: bool = False) -> None:
         """Queue a request, or hold it until `requeue`; raises TooLongError when an empty pool could not serve it."""
         request.limit = self.capacity.limit(request)
-        request.arrival = self._next_arrival
-        request.queued_at = self._clock()
+        request.arrival, request.queued_at = self._next_arrival, self._clock()
         self.quarantine.enter(request)
         self._next_arrival += 1
         request.cacheable = request.cacheable and self.config.reuses
@@ -197,10 +196,9 @@ class Scheduler:
             if request.n_planned + 1 >= request.limit or request not in self._running:
                 continue  # its last token is planned, or it was preempted for another's block
             new_blocks: tuple[int, ...] = ()
-            if request.n_planned >= len(request.blocks) * self.config.block_tokens:
-                new_blocks = self._grow(request, builder)
-                if not new_blocks:
-                    continue
+            full = request.n_planned >= len(request.blocks) * self.config.block_tokens
+            if full and not (new_blocks := self._grow(request, builder)):
+                continue
             draft = drafts.get(request)
             if draft is None:
                 builder.add(request, 1, new_blocks)
@@ -250,8 +248,7 @@ class Scheduler:
             self._preempt(victim)
             if victim is request:
                 return ()
-        new_blocks = self._pool.allocate(1)
-        request.blocks += new_blocks
+        request.blocks += (new_blocks := self._pool.allocate(1))
         return tuple(new_blocks)
 
     # -- admission -------------------------------------------------------------------------------------------
@@ -290,8 +287,7 @@ class Scheduler:
         self._queue.take(request, Status.RUNNING)
         self._running[request] = None
         self._pool.share(hits)
-        request.blocks = hits + self._pool.allocate(n_fresh)
-        request.slot = self._slots.take()
+        request.blocks, request.slot = hits + self._pool.allocate(n_fresh), self._slots.take()
         start = len(hits) * self.config.block_tokens
         request.begin(start, len(hits))
         self.counters.prefix_hit_tokens += start
@@ -345,8 +341,7 @@ class Scheduler:
             return None
         if chunk.proposals:
             output = self.speculator.returned(request, output, self.ledger)
-        n_tokens = len(output.token_ids)
-        self.counters.generated_tokens += n_tokens
+        self.counters.generated_tokens += (n_tokens := len(output.token_ids))
         self.ledger.charge(request.tenant, OUTPUT_COST * n_tokens)
         if output.finish is not None:
             self._end(request)

@@ -130,7 +130,7 @@ async def test_outcomes_are_reported_for_every_attempt() -> None:
 
 
 async def test_the_first_token_of_a_trial_is_reported_while_the_request_runs() -> None:
-    worker = Worker("w0", step_s=0.1)
+    worker = Worker("w0", step_s=0.5)
     async with running_stack([worker]) as stack:
         stack.router.trial = True
         running = asyncio.create_task(stream_once(stack, 4, 30))
