@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 
 from services.common.logs import configure_logging
 from services.common.settings import PREFIX, ServiceSettings
+from services.common.wakeups import coalesce_wakeups
 
 # The form of values that Kubernetes sets in every pod for each Service, in variables like RYZANSTEIN_GATEWAY_PORT.
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
@@ -54,6 +55,7 @@ def run_service(
 
     configure_logging(service, "info")
     allow_descriptors()
+    coalesce_wakeups()
     try:
         settings = read_settings(settings_type)
         configure_logging(service, settings.log_level)

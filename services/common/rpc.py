@@ -15,7 +15,6 @@ from services.common.tls.access import Authorization
 from services.common.tls.channel import TlsChannel
 from services.common.tls.credentials import Tls, TlsPhase
 from services.common.tls.relay import RelayedPorts, listen, relay
-from services.common.wakeups import coalesce_wakeups
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -61,7 +60,6 @@ def open_channel(
     `small_messages`: answers are far below 64 KiB, so that gRPC need not probe the bandwidth. A probe is a ping for
     almost every message that arrives, which is half the cost of following a worker's state.
     """
-    coalesce_wakeups()
     options = [*_CLIENT, *(_SMALL if small_messages else []), _keepalive()]
     if tls is not None and tls.clients_encrypt:
         return TlsChannel(address, to, tls, options)
@@ -77,7 +75,6 @@ def new_server(
 
     With `tls`, callers may call what `services.common.tls.access` allows them.
     """
-    coalesce_wakeups()
     every = dict([*_SERVER, _keepalive()]) | dict(options)
     if tls is not None:
         access = Authorization(tls.identity.domain, plain_too=tls.phase is not TlsPhase.REQUIRE)

@@ -15,18 +15,17 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 
 def coalesce_wakeups() -> None:
-    """Let gRPC's poller never wait for the loop: a byte that finds no room is dropped, since 280 others wake the loop.
+    """Let gRPC's poller never wait for the loop: a byte that finds no room is dropped, since others wake the loop.
 
-    As many events of closed loops may be in the queue: each raises an error where another loop reads it, and the next
-    byte goes on from there.
-
-    Call it before the first channel or server of the process.
+    Call it before the first channel or server of the process, which must have one event loop: an event of a closed
+    loop ends the reading with an error, and takes a byte with it that the events behind it would need.
     """
-    if cygrpc.socket is socket:
-        cygrpc.socket = SimpleNamespace(**(vars(socket) | {"socketpair": _wakeup_pair}))
+    cygrpc.socket = SimpleNamespace(**(vars(socket) | {"socketpair": _wakeup_pair}))
 
 
 def _wakeup_pair() -> tuple[socket.socket, socket.socket]:
     reader, writer = socket.socketpair()
     writer.setblocking(False)
+    # The smallest buffer, room for a few bytes: each byte is an iteration of the loop, and one of them would do.
+    writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     return reader, writer
