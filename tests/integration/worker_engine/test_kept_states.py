@@ -5,27 +5,23 @@ One family for each kind of state.
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from ryzanstein.v1 import worker_pb2 as pb
 
-from services.worker.engine.base import Engine
 from services.worker.engine.kv_events import BlockPlace
 from services.worker.kv_transfer import loader
 from services.worker.kv_transfer.tiers import Tiers
-from services.worker.native.opening import open_native
 from services.worker.native.startup import read_model
 from services.worker.native.step_cost import StepTimer
 from services.worker.scheduling.snapshots import Snapshots
-from services.worker.settings import WorkerSettings
 from tests.integration.worker_engine.answers import ask, complete, submitted
-from tests.integration.worker_engine.engines import serving
+from tests.integration.worker_engine.forked_ranks import forked
 from tests.integration.worker_engine.test_states import N_TOKENS, continuation
 from tests.integration.worker_server.gateway import until
 from tests.unit.compute.model.zoo import N_PIECES, write_with_tokenizer
-from tests.unit.worker.engine.stand_ins import NoObserver
 
 LENGTH = 40
 N_BLOCKS, N_STATES = 6, 2  # those with 61 + 40 tokens; states at 48, the prompt's last end of a block, and at 64
@@ -52,16 +48,10 @@ def _nothing_depends_on_the_speed_of_this_machine(monkeypatch: pytest.MonkeyPatc
 async def test_evicted_states_are_loaded_and_a_drained_text_goes_on(variant: str, ranks: int, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     model = write_with_tokenizer(variant, folder)
-    settings = WorkerSettings(
-        model=str(folder), dtype="float32", tensor_parallel=ranks, max_model_len=128, max_running=4, kv_tokens=176,
-        max_batched_tokens=13, disk_cache=str(tmp_path / "kv"), disk_cache_gib=0.1,
-    )  # fmt: skip
+    disk = {"disk_cache": str(tmp_path / "kv"), "disk_cache_gib": 0.1}
+    opened = partial(forked, folder, tensor_parallel=ranks, max_running=4, kv_tokens=176, **disk)
     state_bytes = ranks * read_model(folder).spec.state(ranks).row_bytes(itemsize=4)
-
-    async def opened() -> AbstractAsyncContextManager[Engine]:
-        return serving(await open_native(settings, folder, NoObserver(), NoObserver()))
-
-    async with await opened() as engine:
+    async with opened() as engine:
         whole = await complete(engine, ask(prompt(1, 61), LENGTH, min_tokens=LENGTH))
         assert whole.ids[:N_TOKENS] == continuation(model, prompt(1, 61))
         block_bytes = 16 * engine.state().kv_bytes_per_token
@@ -80,7 +70,7 @@ async def test_evicted_states_are_loaded_and_a_drained_text_goes_on(variant: str
         assert drained.handoff.reason == pb.Handoff.REASON_DRAIN
         assert drained.ids == whole.ids[: len(drained.ids)]
         assert engine.state().pull_bytes_per_s == engine.state().standby_tokens == 0
-    async with await opened() as successor:
+    async with opened() as successor:
         resumed = ask(prompt(1, 61), LENGTH, generated=tuple(drained.ids), min_tokens=LENGTH)
         assert (await complete(successor, resumed)).ids == whole.ids[len(drained.ids) :]
         assert successor.counters.prefix_hit_tokens == 64

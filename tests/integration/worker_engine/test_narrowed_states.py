@@ -8,13 +8,10 @@ from pathlib import Path
 import pytest
 from ryzanstein.v1.worker_pb2 import Attention
 
-from services.worker.native.opening import open_native
-from services.worker.settings import WorkerSettings
 from tests.integration.worker_engine.answers import ask, complete
-from tests.integration.worker_engine.engines import serving
+from tests.integration.worker_engine.forked_ranks import forked
 from tests.integration.worker_engine.test_states import N_TOKENS, continuation
 from tests.unit.compute.model.zoo import N_PIECES, write_with_tokenizer
-from tests.unit.worker.engine.stand_ins import NoObserver
 
 LENGTHS = (100, 40, 75, 16, 17)
 EVERY_PAGE = Attention(pages=8)  # those of 128 tokens
@@ -32,12 +29,8 @@ async def test_texts_are_the_same_alone_after_preemptions_from_snapshots_and_res
     variant: str, ranks: int, tmp_path: Path
 ) -> None:
     model = write_with_tokenizer(variant, tmp_path)
-    settings = WorkerSettings(
-        model=str(tmp_path), dtype="float32", tensor_parallel=ranks, max_model_len=128, max_running=8,
-        # Chunks of 13 rows; blocks for all prompts, but not for their continuations.
-        max_batched_tokens=13, kv_tokens=288, page_summaries=True,
-    )  # fmt: skip
-    async with serving(await open_native(settings, tmp_path, NoObserver(), NoObserver())) as engine:
+    # Blocks for all prompts, but not for their continuations.
+    async with forked(tmp_path, tensor_parallel=ranks, max_running=8, kv_tokens=288, page_summaries=True) as engine:
 
         async def text(ids: list[int], attention: Attention, generated: tuple[int, ...] = ()) -> list[int]:
             request = ask(ids, N_TOKENS, attention=attention, min_tokens=N_TOKENS, generated=generated)

@@ -9,12 +9,9 @@ import pytest
 import torch
 import transformers
 
-from services.worker.native.opening import open_native
-from services.worker.settings import WorkerSettings
 from tests.integration.worker_engine.answers import ask, complete
-from tests.integration.worker_engine.engines import serving
+from tests.integration.worker_engine.forked_ranks import forked
 from tests.unit.compute.model.zoo import N_PIECES, write_with_tokenizer
-from tests.unit.worker.engine.stand_ins import NoObserver
 
 N_TOKENS = 12
 LENGTHS = (5, 40, 61, 16, 17)  # one ends a block of 16 tokens, one begins the next
@@ -43,12 +40,8 @@ async def test_texts_equal_transformers_in_chunks_after_preemptions_and_from_sna
     model = write_with_tokenizer(variant, tmp_path)
     prompts = [[(seed * 31 + place * 7) % N_PIECES for place in range(n)] for seed, n in enumerate(LENGTHS, 1)]
     expected = [continuation(model, ids) for ids in prompts]
-    settings = WorkerSettings(
-        model=str(tmp_path), dtype="float32", tensor_parallel=ranks, max_model_len=128, max_running=8,
-        # Chunks of 13 rows; blocks for all prompts, but not for their continuations.
-        max_batched_tokens=13, kv_tokens=176,
-    )  # fmt: skip
-    async with serving(await open_native(settings, tmp_path, NoObserver(), NoObserver())) as engine:
+    # Blocks for all prompts, but not for their continuations.
+    async with forked(tmp_path, tensor_parallel=ranks, max_running=8, kv_tokens=176) as engine:
         requests = [ask(ids, N_TOKENS, min_tokens=N_TOKENS) for ids in prompts]
         assert [one.ids for one in await asyncio.gather(*(complete(engine, one) for one in requests))] == expected
         assert engine.counters.preemptions > 0

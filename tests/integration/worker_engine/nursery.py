@@ -1,0 +1,40 @@
+"""Forks a rank for each line of its input, the rank's environment, and answers with the rank's process id."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+
+import torch
+
+from services.common.lifeline import PARENT_VARIABLE
+from services.worker.rank import process  # noqa: F401 - ranks find it imported
+from services.worker.rank.entry import run_rank
+from services.worker.rank.loading import load
+
+
+def main() -> None:
+    """Fork until the input ends; ranks that still run end with this process."""
+    while line := sys.stdin.readline():
+        with suppress(ChildProcessError):  # without ranks
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        if pid := os.fork():
+            print(pid, flush=True)  # noqa: T201
+        else:
+            os._exit(_run(json.loads(line)))
+
+
+def _run(environment: dict[str, str]) -> int:
+    """Be the rank; return its exit status."""
+    os.dup2(2, 1)  # the answers' pipe
+    os.environ.clear()
+    os.environ.update(environment | {PARENT_VARIABLE: str(os.getppid())})
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    return run_rank(f"{load.__module__}:{load.__name__}")
+
+
+if __name__ == "__main__":
+    main()
