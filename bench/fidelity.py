@@ -262,10 +262,7 @@ def main(
     sides = [side for side, measured in ((REAL, real), (SIMULATED, simulated)) if measured]
     if not sides:
         raise typer.BadParameter("--no-real and --no-simulated leave nothing to compare the plan with")
-    try:
-        fleet = Fleet(workers, WorkerCores.divide(worker_cores))
-    except ValueError as error:
-        raise typer.BadParameter(f"--worker-cores: {error}") from error
+    fleet = Fleet(workers, WorkerCores.divide(worker_cores))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "curve.json"
         if curve:

@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import typer
+
 from services.common.cores import usable_cores
 
 _PYTHON = """#!{python}
@@ -26,10 +28,11 @@ class WorkerCores:
 
     @classmethod
     def divide(cls, n_own: int) -> WorkerCores:
-        """Give the first `n_own` usable cores to workers; 0: all cores are for all. Raises ValueError for too many."""
+        """Give the first `n_own` usable cores to workers; 0: all cores are for all. Raises BadParameter."""
         usable = sorted(os.sched_getaffinity(0))
         if not 0 <= n_own < len(usable):
-            raise ValueError(f"expected 0 to {len(usable) - 1}: of {len(usable)} cores one is for all but the workers")
+            limits = f"expected 0 to {len(usable) - 1}: of {len(usable)} cores one is for all but the workers"
+            raise typer.BadParameter(limits, param_hint="--worker-cores")
         return cls(frozenset(usable[:n_own] or usable), frozenset(usable[n_own:]))
 
     @property

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import typer
 
 from bench.served_engine import open_served
 from bench.worker_cores import WorkerCores
@@ -24,7 +25,7 @@ def test_first_cores_are_workers_own_and_one_is_left(monkeypatch: pytest.MonkeyP
     shared = WorkerCores.divide(0)
     assert (sorted(shared.workers), sorted(shared.others), shared.own) == ([2, 3, 5, 7], [2, 3, 5, 7], False)
     for wrong in (-1, 4):
-        with pytest.raises(ValueError, match="expected 0 to 3"):
+        with pytest.raises(typer.BadParameter, match="expected 0 to 3"):
             WorkerCores.divide(wrong)
 
 
