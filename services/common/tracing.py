@@ -48,8 +48,11 @@ def tracing(service: str, instance: str = "") -> Iterator[bool]:
 
 
 def span_in(tracer: Tracer, name: str, parent: Context | None) -> AbstractContextManager[Span]:
-    """A new span, current while the block runs; the invalid span if tracing is off, since an empty span costs time."""
-    if parent is None and isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+    """A new span, current while the block runs; the invalid span if tracing is off, since an empty span costs time.
+
+    Tracing is off if it was off when the tracer was made: asking for the provider reads the environment each time.
+    """
+    if parent is None and isinstance(tracer, trace.ProxyTracer):
         return _NO_SPAN
     return tracer.start_as_current_span(name, context=parent)
 

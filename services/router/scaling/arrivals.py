@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from ryzanstein.v1 import routing_pb2
@@ -35,6 +35,25 @@ class Arriving:
         return self.tokens * math.exp2(min(self.decayed_at - now, 0.0) / HALF_LIFE_S)
 
 
+@dataclass(slots=True)
+class _Placing:
+    """A request that is being placed. Its own class, since a generator as a context manager takes longer."""
+
+    arriving: Arriving
+    prompt_tokens: int
+    clock: Callable[[], float]
+
+    def __enter__(self) -> Arriving:
+        self.arriving.held += 1
+        self.arriving.held_tokens += self.prompt_tokens
+        return self.arriving
+
+    def __exit__(self, *error: object) -> None:
+        self.arriving.held -= 1
+        self.arriving.held_tokens -= self.prompt_tokens
+        self.arriving.last_at = self.clock()
+
+
 class Arrivals:
     """Counts requests by model."""
 
@@ -44,18 +63,9 @@ class Arrivals:
         self._began = clock()
         self._models: dict[str, Arriving] = {}
 
-    @contextmanager
-    def placing(self, model: str | None, prompt_tokens: int) -> Iterator[Arriving]:
+    def placing(self, model: str | None, prompt_tokens: int) -> AbstractContextManager[Arriving]:
         """A request is held for as long as the block lasts. None: its model is not known, and not counted."""
-        arriving = Arriving(self._clock()) if model is None else self._of(model)
-        arriving.held += 1
-        arriving.held_tokens += prompt_tokens
-        try:
-            yield arriving
-        finally:
-            arriving.held -= 1
-            arriving.held_tokens -= prompt_tokens
-            arriving.last_at = self._clock()
+        return _Placing(Arriving(self._clock()) if model is None else self._of(model), prompt_tokens, self._clock)
 
     def _of(self, model: str) -> Arriving:
         if model not in self._models:
