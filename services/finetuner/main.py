@@ -10,6 +10,7 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
@@ -24,7 +25,7 @@ from services.common.keys import RedisKeys
 from services.common.lifecycle import StartupError, run_service
 from services.common.metrics import new_registry, serve_metrics
 from services.common.redis_client import open_redis
-from services.common.tasks import end_tasks, wait_for_event
+from services.common.tasks import end_tasks, retried, running_loops, wait_for_event
 from services.finetuner.child import ChildRunner
 from services.finetuner.folders import keep_tidy
 from services.finetuner.job import LEASE_S, JobRun
@@ -80,15 +81,15 @@ async def _train(runner: TrainingRunner, settings: FinetunerSettings, stop: asyn
 
     try:
         with serve_metrics(settings.host, settings.metrics_port, registry, waits_for):
-            async with asyncio.TaskGroup() as group:
-                background = [group.create_task(finetuner.appear()), group.create_task(finetuner.sweep_loop())]
-                keep_s = settings.finetuner_keep_days * 24 * 3600
-                jobs = Path(settings.finetuner_folder) / "jobs"
-                background.append(group.create_task(keep_tidy(jobs, store, keep_s)))
-                working = [group.create_task(finetuner.work()) for _ in range(settings.finetuner_parallel)]
+            keep_s = settings.finetuner_keep_days * 24 * 3600
+            tidying = retried(partial(keep_tidy, Path(settings.finetuner_folder) / "jobs", store, keep_s))
+            work = [finetuner.work() for _ in range(settings.finetuner_parallel)]
+            async with (
+                running_loops(stop, finetuner.appear(), finetuner.sweep_loop(), tidying),
+                running_loops(stop, *work) as working,
+            ):
                 await stop.wait()
                 await asyncio.wait(working, timeout=lease_s)  # they give their jobs back
-                await end_tasks([*background, *working])
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TIMEOUT_S):
                     await store.leave(owner)

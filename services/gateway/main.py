@@ -9,13 +9,14 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from services.common.heap import freeze_started
 from services.common.keys import RedisKeys
 from services.common.lifecycle import run_service
 from services.common.metrics import serve_metrics
 from services.common.redis_client import open_redis
-from services.common.tasks import running_loops
+from services.common.tasks import retried, running_loops
 from services.common.tls.credentials import export_end
 from services.common.tracing import tracing
 from services.gateway.batches.module import Batches
@@ -123,8 +124,11 @@ class Gateway:
 
 
 @asynccontextmanager
-async def running_gateway(settings: GatewaySettings, *, traced: bool = False) -> AsyncIterator[Gateway]:
-    """Serve while the block runs."""
+async def running_gateway(
+    settings: GatewaySettings, stop: asyncio.Event | None = None, *, traced: bool = False
+) -> AsyncIterator[Gateway]:
+    """Serve while the block runs. `stop` is set, and GaveUpError raised after the block, when a loop ends by itself."""
+    stop = stop or asyncio.Event()
     tls, public = settings.open_tls(), settings.open_public_tls()
     metrics, router = GatewayMetrics(Cause, settings.telemetry_names), new_router(settings, tls)
     export_end(metrics.registry, tls)
@@ -175,6 +179,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
     background = (
         background_claims(stores.queue, services.background_routes(), places, gateway_id, drain) if places else None
     )
+    batch_routes = services.batch_routes()
     metrics.workers.set_function(lambda: len(router.listed.views))
     metrics.routers_up.set_function(lambda: router.answered)
     metrics.drain_remaining.set_function(lambda: drain.remaining)
@@ -186,19 +191,19 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
         async with (
             aclosing(ledger),
             aclosing(request_log),
-            running_loops(log, ledger.run(), request_log.run()),
+            running_loops(stop, ledger.run(), retried(request_log.run)),
             running_loops(
-                log,
+                stop,
                 router.follow_routers(),
                 catalog.run(),
                 pool.watch(),
                 table.run(),
-                canaries.run(),
+                retried(canaries.run),
                 *([public.watch()] if public else []),
                 *([peers.run()] if settings.tenancy and not settings.gateway_replicas else []),
-                *([batches.run(services.batch_routes(), gate, gateway_id, drain)] if batches else []),
-                *([background.run()] if background else []),
-                *([fine_tuning.run(services.batch_routes(), services.meter, gateway_id)] if fine_tuning else []),
+                *([retried(partial(batches.run, batch_routes, gate, gateway_id, drain))] if batches else []),
+                *([retried(background.run)] if background else []),
+                *([retried(partial(fine_tuning.run, batch_routes, services.meter, gateway_id))] if fine_tuning else []),
             ),
             aclosing(grammars),
             aclosing(services.buffers),
@@ -225,7 +230,7 @@ async def running_gateway(settings: GatewaySettings, *, traced: bool = False) ->
 async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     """Serve until `stop`."""
     with tracing("gateway") as traced:
-        async with running_gateway(settings, traced=traced) as gateway:
+        async with running_gateway(settings, stop, traced=traced) as gateway:
             freeze_started()
             # Metrics stay up to the end, so that a drain can be watched.
             loop = asyncio.get_running_loop()

@@ -15,7 +15,7 @@ from services.common.lifecycle import run_service
 from services.common.metrics import new_registry, serve_metrics
 from services.common.redis_client import open_redis
 from services.common.rpc import Health, bind, new_server
-from services.common.tasks import end_tasks
+from services.common.tasks import running_loops
 from services.common.tls.credentials import export_end
 from services.common.tracing import tracing
 from services.common.worker_watcher import WorkerHooks, WorkerWatcher
@@ -82,6 +82,7 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> None:
             """
             await workers.read.wait()
             await health.set_serving(True)
+            await stop.wait()
 
         async def refresh() -> None:
             while True:
@@ -89,10 +90,8 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> None:
                 heap.freeze_if_still(workers.joined, workers.left)
                 await asyncio.sleep(REFRESH_S)
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work) for work in (workers.run(), become_ready(), _sweep(index), refresh())]
+        async with running_loops(stop, workers.run(), become_ready(), _sweep(index), refresh()):
             await stop.wait()
-            await end_tasks(tasks)
 
 
 def main() -> None:

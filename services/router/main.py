@@ -20,7 +20,7 @@ from services.common.metrics import new_registry, serve_metrics
 from services.common.redis_client import open_redis
 from services.common.router_addresses import RouterAddresses
 from services.common.rpc import Health, bind, new_server, open_channel
-from services.common.tasks import end_tasks
+from services.common.tasks import retried, running_loops
 from services.common.tls.credentials import export_end
 from services.common.tracing import tracing
 from services.common.worker_watcher import WorkerHooks, WorkerWatcher
@@ -90,10 +90,10 @@ def _expect_models(
     scaler: Scaler,
     client: redis.Redis,
     keys: RedisKeys,
-) -> tuple[asyncio.Event, Coroutine[None, None, None]]:
+) -> tuple[asyncio.Event, list[Coroutine[None, None, None]]]:
     """Tell the fleet which models are expected, and the scaler its pools.
 
-    Returns an event that is set once the fleet knows, and the work that keeps it informed.
+    Returns an event that is set once the fleet knows, and the loops that keep it informed.
     """
     read = asyncio.Event()
 
@@ -110,8 +110,8 @@ def _expect_models(
     elif settings.expected_models:
         expect(frozenset(settings.expected_models))
     else:
-        return read, StoredModels(client, keys, settings.redis, expect).run()
-    return read, asyncio.sleep(0)
+        return read, [StoredModels(client, keys, settings.redis, expect).run()]
+    return read, []
 
 
 async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
@@ -196,19 +196,18 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
                 heap.freeze_if_still(workers.joined, workers.left)
                 await asyncio.sleep(REFRESH_S)
 
-        endless = [
+        async with running_loops(
+            stop,
             workers.run(),
             _drain_queues(routing, changed),
             _follow_starts(routing, waking),
             refresh(),
             residency.run(),
             scaler.run(),
-            follow_models,
-            reports.run(api, scaler.stateful_sets),
-            StartHistory(lease_redis, keys, settings.redis, routing.starts, lambda: fleet.pools).run(),
-        ]
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work) for work in endless]
+            *follow_models,
+            retried(lambda: reports.run(api, scaler.stateful_sets)),
+            retried(StartHistory(lease_redis, keys, settings.redis, routing.starts, lambda: fleet.pools).run),
+        ):
             # A router that answered before it knows the workers would refuse requests that they could serve.
             await workers.wait_read(FIRST_READ_S)
             with contextlib.suppress(TimeoutError):
@@ -218,7 +217,6 @@ async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             stack.push_async_callback(server.stop, STOP_GRACE_S)
             log.info("router listens", extra={"port": port, "address": settings.advertised(port)})
             await stop.wait()
-            await end_tasks(tasks)
 
 
 def main() -> None:

@@ -54,13 +54,13 @@ class ServedModel:
         """Parse tokenizer and template (can take a second); raises :class:`ModelCardError`."""
         try:
             tokenizer = Tokenizer.from_buffer(card.tokenizer_json)
+            # A tokenizer file may contain truncation and padding from training, which must not change prompts.
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
             template = ChatTemplate(card.chat_template, card.special_tokens) if card.chat_template else None
+            return ServedModel(card, tokenizer, Vocabulary(tokenizer), template)
         except Exception as error:  # the tokenizers library raises a bare Exception
             raise ModelCardError(f"model {card.model}: {error}") from error
-        # A tokenizer file may contain truncation and padding from training, which must not change prompts.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return ServedModel(card, tokenizer, Vocabulary(tokenizer), template)
 
     def adapted(self, adapter: RegisteredAdapter) -> ServedModel:
         """This model with an adapter: a model with a name of its own, whose KV and answers are not the base's."""

@@ -131,10 +131,14 @@ class WorkerConnection:
         await self._channel.close()
 
     async def _write(self, call: grpc.aio.StreamStreamCall[worker_pb2.ConnectFrames, worker_pb2.StepOutputs]) -> None:
-        # The reader gets the status of a broken stream and reports it.
-        with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
-            async for frames in batches(self._unsent):
-                await call.write(worker_pb2.ConnectFrames(frames=frames))
+        try:
+            # The reader gets the status of a broken stream and reports it.
+            with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
+                async for frames in batches(self._unsent):
+                    await call.write(worker_pb2.ConnectFrames(frames=frames))
+        except Exception as error:  # a bug, with which the connection would take requests and send none
+            log.exception("frames to %s cannot be sent", self.ref.worker_id)
+            self._fail(f"frames cannot be sent: {error!r}")
 
     async def _read(self, call: grpc.aio.StreamStreamCall[worker_pb2.ConnectFrames, worker_pb2.StepOutputs]) -> None:
         reason, died, sinks = "the worker ended the stream", False, self._sinks

@@ -84,11 +84,15 @@ class _Endpoint:
 
     @staticmethod
     def at(
-        address: str, silent_s: float, tls: Tls | None, on_beat: Callable[[routing_pb2.RouteAnswer], None]
+        address: str,
+        silent_s: float,
+        tls: Tls | None,
+        on_beat: Callable[[routing_pb2.RouteAnswer], None],
+        group: asyncio.TaskGroup,
     ) -> _Endpoint:
         channel = open_channel(address, to="router", tls=tls, small_messages=True)
         endpoint = _Endpoint(address, channel, routing_pb2_grpc.RouterStub(channel), silent_s, on_beat)
-        endpoint.sender = asyncio.create_task(_send_reports(endpoint), name=f"reports to {address}")
+        endpoint.sender = group.create_task(_send_reports(endpoint), name=f"reports to {address}")
         return endpoint
 
     def ask(self, request: routing_pb2.RouteRequest, timeout_s: float) -> asyncio.Future[routing_pb2.RouteAnswer]:
@@ -256,12 +260,13 @@ class RouterClient:
             endpoint.reported.set()
 
     async def follow_routers(self, every_s: float = _RESOLVE_S) -> None:
-        """Add and remove routers as the addresses change, until cancelled."""
-        while True:
-            await self._meet(await self._addresses.current())
-            await asyncio.sleep(every_s)
+        """Add and remove routers as the addresses change, and send them reports, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._meet(await self._addresses.current(), group)
+                await asyncio.sleep(every_s)
 
-    async def _meet(self, addresses: Sequence[str]) -> None:
+    async def _meet(self, addresses: Sequence[str], group: asyncio.TaskGroup) -> None:
         for endpoint in [endpoint for endpoint in self._endpoints if endpoint.address not in addresses]:
             log.info("router %s is gone", endpoint.address)
             self._endpoints.remove(endpoint)
@@ -271,7 +276,8 @@ class RouterClient:
             if address not in known:
                 # At a random place, so that gateways spread over the routers.
                 place = random.randint(0, len(self._endpoints))
-                self._endpoints.insert(place, _Endpoint.at(address, self._unknown_timeout_s, self._tls, self._on_beat))
+                endpoint = _Endpoint.at(address, self._unknown_timeout_s, self._tls, self._on_beat, group)
+                self._endpoints.insert(place, endpoint)
 
     async def close(self) -> None:
         """Close all channels."""

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.v1 import worker_pb2_grpc
@@ -19,7 +20,7 @@ from services.common.phases import phase_name
 from services.common.redis_client import open_redis
 from services.common.rpc import Health, bind, new_server
 from services.common.settings import ServiceSettings
-from services.common.tasks import end_tasks
+from services.common.tasks import retried, running_loops
 from services.common.tls.credentials import Tls
 from services.worker.api.adapter_pins import follow_pins
 from services.worker.api.card import EngineIdentity
@@ -75,20 +76,19 @@ class VirtualWorker:
         log.info("listening", extra={"worker_id": identity.worker_id, "address": address})
 
         running = asyncio.create_task(engine.run(), name="engine")
-        background = [
-            asyncio.create_task(_follow_phase(engine, health, lease.written), name="health"),
-            asyncio.create_task(lease.run(), name="lease"),
-        ]
+        loops = [_follow_phase(engine, health, lease.written), lease.run()]
         if engine.model.adapter_slots:
-            pins = follow_pins(redis, keys, settings.redis, identity.model, engine.pin_adapters)
-            background.append(asyncio.create_task(pins, name="pins"))
+            pins = partial(follow_pins, redis, keys, settings.redis, identity.model, engine.pin_adapters)
+            loops.append(retried(pins))
         try:
-            await _first(asyncio.create_task(stop.wait()), running)
-            await engine.drain(self.drain_s)
+            async with running_loops(stop, *loops):
+                try:
+                    await _first(asyncio.create_task(stop.wait()), running)
+                    await engine.drain(self.drain_s)
+                finally:
+                    gateways.close()
+                    await server.stop(STREAMS_END_S)
         finally:
-            gateways.close()
-            await server.stop(STREAMS_END_S)
-            await end_tasks(background)
             await redis.aclose()
             await _end(running)
 

@@ -196,9 +196,11 @@ class NativeEngine(Engine):
         """
         lost, waking = asyncio.create_task(self._ranks.wait_lost()), asyncio.create_task(self._follow_wakes(pump))
         try:
-            await asyncio.wait((lost, pump.broken), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((lost, pump.broken, waking), return_when=asyncio.FIRST_COMPLETED)
+            if waking.done():
+                waking.result()  # raises an unexpected error, after which no wake would come
             internal = pump.broken.done()
-            reason = pump.broken.result() if internal else lost.result()
+            reason = pump.broken.result() if internal else await lost
         finally:
             lost.cancel()
             await end_tasks([waking])

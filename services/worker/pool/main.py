@@ -20,7 +20,7 @@ from services.common.metrics import new_registry, serve_metrics
 from services.common.processes.process import ManagedProcess, ProcessEndedError, ProcessSpec
 from services.common.processes.restarts import Restarts
 from services.common.processes.workers import grpc_alive, grpc_serving, put_to_sleep, start_in_turns
-from services.common.tasks import end_tasks
+from services.common.tasks import running_loops
 from services.common.tls.credentials import Tls, export_end
 from services.worker.pool.settings import PoolSettings
 
@@ -83,13 +83,10 @@ class ModelProcesses:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Start the workers in turns and keep them running until `stop` is set, then end them."""
-        stopping, running = asyncio.create_task(stop.wait()), asyncio.create_task(self._run())
         try:
-            await asyncio.wait((stopping, running), return_when=asyncio.FIRST_COMPLETED)
-            if running.done():
-                running.result()
+            async with running_loops(stop, self._run()):
+                await stop.wait()
         finally:
-            await end_tasks([stopping, running])
             await asyncio.gather(*(worker.stop() for worker in self._workers))
 
     async def _run(self) -> None:

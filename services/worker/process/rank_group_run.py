@@ -8,7 +8,8 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from services.compute.ranks.config import RankGroupConfig
 from services.compute.ranks.line import RankLine, RankState
@@ -91,7 +92,7 @@ class RankGroupRun:
         """Launch and wait until every rank is warm. Raises RanksFailedError after ending all processes."""
         self._loop.add_reader(self._link.doorbell.read_fd, self._on_doorbell)
         self._launcher = await Launcher.spawn(self._link.settings)
-        self._exit_watch = asyncio.create_task(self._watch_launcher(self._launcher), name="rank-launcher")
+        self._exit_watch = self._watching(self._watch_launcher(self._launcher), "rank-launcher")
         timeout = self._config.start_timeout_s
         done, _ = await asyncio.wait((self._ready, self.failed), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if not done:
@@ -107,7 +108,7 @@ class RankGroupRun:
         if self.failed.done():
             await self.stop()
             raise RanksFailedError(self.failed.result())
-        self._progress_watch = asyncio.create_task(self._watch_progress(), name="rank-progress")
+        self._progress_watch = self._watching(self._watch_progress(), "rank-progress")
         return tuple(self._started[rank] for rank in range(self._config.ranks))
 
     def submit(self, plan: StepPlan) -> None:
@@ -263,6 +264,17 @@ class RankGroupRun:
         if self._launcher is not None:
             known = all(line.pid for line in self._link.lines)
             self._loop.call_later(_REAPING_S if known else 0.0, self._launcher.kill)
+
+    def _watching(self, watch: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run a watch. Its error fails the group, which would otherwise serve unwatched."""
+
+        def note_end(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._fail(RankFailure(None, FailureKind.ERROR, f"the task {name} has failed: {error!r}"))
+
+        task = asyncio.create_task(watch, name=name)
+        task.add_done_callback(note_end)
+        return task
 
     async def _watch_launcher(self, launcher: Launcher) -> None:
         status = await launcher.wait()

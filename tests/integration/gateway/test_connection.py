@@ -134,3 +134,30 @@ async def test_closed_connection_is_freed_without_a_collection(ref: WorkerRef) -
             await freed.wait()
     finally:
         gc.enable()
+
+
+async def test_connection_closes_when_sending_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would take requests for ever, and none would reach the worker."""
+    lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    class LossRecorder:
+        def lose(self, detail: str, *, died: bool) -> None:
+            lost.set_result(detail)
+
+    def fail(queue: asyncio.Queue[Any]) -> AsyncIterator[list[Any]]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(connection, "batches", fail)
+    server, recorder = grpc.aio.server(), HelloRecorder()  # type: ignore[abstract]
+    worker_pb2_grpc.add_WorkerServicer_to_server(recorder, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    opened = WorkerConnection(WorkerRef("w", "first", f"127.0.0.1:{port}"), "gateway", 60, 0.3)
+    await opened.open(timeout_s=30)
+    try:
+        opened.submit(worker_pb2.Submit(request_id="r"), LossRecorder())  # type: ignore[arg-type]
+        assert await asyncio.wait_for(lost, 60) == "frames cannot be sent: ZeroDivisionError()"
+        assert opened.closed
+    finally:
+        await opened.close()
+        await server.stop(None)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from services.worker.process import rank_group_run
 from services.worker.process.failure import FailureKind
 from services.worker.process.rank_group import RankFailure, RankGroup, RanksFailedError
 from services.worker.protocol.order_codec import AdapterOrder
@@ -217,4 +218,19 @@ async def test_a_killed_server_leaves_no_process(tmp_path: Path) -> None:
     finally:
         server.kill()
         await server.wait()
+    await wait_gone(pids)
+
+
+async def test_group_fails_when_a_watch_raises(make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that nothing watches could hang for ever."""
+
+    def fail(pids: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(rank_group_run, "find_stopped", fail)
+    monkeypatch.setattr(rank_group_run, "_IDLE_LOOK_S", 0.01)
+    group = make_group(1)
+    pids = pids_of(await group.start())[:1]
+    failure = await failure_of(group)
+    assert failure.detail == "the task rank-progress has failed: ZeroDivisionError()"
     await wait_gone(pids)

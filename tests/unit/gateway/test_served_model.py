@@ -7,6 +7,7 @@ from ryzanstein.v1 import worker_pb2
 from tokenizers import Tokenizer
 
 from services.gateway.errors import ApiError
+from services.gateway.text import codec
 from services.gateway.text.codec import ModelCardError, ServedModel
 from tests.unit.gateway.made_tokenizers import byte_level, wordpiece
 
@@ -30,6 +31,17 @@ def test_a_card_that_can_not_be_read_names_its_model(field: str, value: object) 
     setattr(broken, field, value)
     with pytest.raises(ModelCardError, match="model test-model: "):
         ServedModel.from_card(broken)
+
+
+def test_card_is_unusable_when_the_vocabulary_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another kind of error would end the loop in which gateways follow the workers of all models."""
+
+    def unreadable(tokenizer: Tokenizer) -> None:
+        raise KeyError("replacement")
+
+    monkeypatch.setattr(codec, "Vocabulary", unreadable)
+    with pytest.raises(ModelCardError, match="model test-model: 'replacement'"):
+        served(byte_level())
 
 
 async def test_a_long_text_is_rejected_by_its_beginning_and_a_fitting_text_is_encoded() -> None:
