@@ -18,7 +18,7 @@ from services.worker.native.startup import read_model
 from services.worker.native.step_cost import StepTimer
 from services.worker.scheduling.snapshots import Snapshots
 from tests.integration.worker_engine.answers import ask, complete, submitted
-from tests.integration.worker_engine.forked_ranks import forked
+from tests.integration.worker_engine.forked_engine import forked
 from tests.integration.worker_engine.test_states import N_TOKENS, continuation
 from tests.integration.worker_server.gateway import until
 from tests.unit.compute.model.zoo import N_PIECES, write_with_tokenizer

@@ -9,7 +9,7 @@ import pytest
 from ryzanstein.v1.worker_pb2 import Attention
 
 from tests.integration.worker_engine.answers import ask, complete
-from tests.integration.worker_engine.forked_ranks import forked
+from tests.integration.worker_engine.forked_engine import forked
 from tests.integration.worker_engine.test_states import N_TOKENS, continuation
 from tests.unit.compute.model.zoo import N_PIECES, write_with_tokenizer
 

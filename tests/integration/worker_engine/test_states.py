@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from tests.integration.worker_engine.answers import ask, complete
-from tests.integration.worker_engine.forked_ranks import forked
+from tests.integration.worker_engine.forked_engine import forked
 from tests.unit.compute.model.zoo import N_PIECES, write_with_tokenizer
 
 N_TOKENS = 12

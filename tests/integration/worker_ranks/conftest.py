@@ -11,8 +11,10 @@ from ryzanstein.v1.worker_pb2 import Sampling
 
 from services.compute.ranks.config import RankGroupConfig
 from services.worker.engine.process_info import ProcessInfo
+from services.worker.process.launcher import Launcher
 from services.worker.process.rank_group import GroupStarted, RankGroup
 from services.worker.protocol.plan import Admission, Chunk, StepPlan, StepResult
+from tests.forked_ranks import ForkedRanks
 
 STANDIN = "tests.integration.worker_ranks.standin_rank"
 MakeGroup = Callable[..., RankGroup]
@@ -30,6 +32,13 @@ async def make_group() -> AsyncIterator[MakeGroup]:
     yield make
     for group in groups:
         await group.stop()
+
+
+@pytest.fixture
+def make_forked_group(make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch) -> MakeGroup:
+    """The same without a launcher, for tests in which none takes part."""
+    monkeypatch.setattr(Launcher, "spawn", ForkedRanks.spawn)
+    return make_group
 
 
 def pids_of(started: GroupStarted) -> list[int]:

@@ -18,10 +18,12 @@ BLOCK = 16
 BLOCK_BYTES = BLOCK * HIDDEN * 4
 
 
-async def test_copies_keep_their_place_between_steps_and_count_like_computed_blocks(make_group: MakeGroup) -> None:
+async def test_copies_keep_their_place_between_steps_and_count_like_computed_blocks(
+    make_forked_group: MakeGroup,
+) -> None:
     """Between two workers they move in tests/integration/worker_server/test_pulls.py."""
     ranks = 2
-    group = make_group(ranks)
+    group = make_forked_group(ranks)
     started = await group.start()
     assert {rank.kv_block_bytes for rank in started.ranks} == {BLOCK_BYTES}
     conversation = RankConversation(group, [PROMPT, PROMPT[::-1]])
@@ -43,8 +45,8 @@ async def test_copies_keep_their_place_between_steps_and_count_like_computed_blo
     assert [record.token_ids for record in (await conversation.result()).slots] == [expected]
 
 
-async def test_invalid_copy_is_rejected_and_the_next_order_succeeds(make_group: MakeGroup) -> None:
-    group = make_group(1)
+async def test_invalid_copy_is_rejected_and_the_next_order_succeeds(make_forked_group: MakeGroup) -> None:
+    group = make_forked_group(1)
     await group.start()
     with pytest.raises(ValueError, match="do not fit a staging area"):
         await group.read_blocks([1, 2], 16 << 20)
@@ -53,8 +55,8 @@ async def test_invalid_copy_is_rejected_and_the_next_order_succeeds(make_group: 
     assert len(await group.read_blocks([1], BLOCK_BYTES)) == 1
 
 
-async def test_ranks_that_die_end_the_copies(make_group: MakeGroup) -> None:
-    group = make_group(1)
+async def test_ranks_that_die_end_the_copies(make_forked_group: MakeGroup) -> None:
+    group = make_forked_group(1)
     started = await group.start()
     stopped = psutil.Process(started.ranks[0].pid)
     stopped.suspend()

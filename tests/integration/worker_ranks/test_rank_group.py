@@ -58,8 +58,8 @@ async def test_single_rank_and_two_ranks_sample_the_same_tokens(make_group: Make
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-async def test_group_tells_once_that_all_its_ranks_have_their_weights(make_group: MakeGroup, ranks: int) -> None:
-    group, stages = make_group(ranks), list[str]()
+async def test_group_tells_once_that_all_its_ranks_have_their_weights(make_forked_group: MakeGroup, ranks: int) -> None:
+    group, stages = make_forked_group(ranks), list[str]()
     group.on_warming = lambda: stages.append("warming")
     for _ in range(2):
         await group.start()
@@ -71,8 +71,8 @@ async def test_group_tells_once_that_all_its_ranks_have_their_weights(make_group
     assert not stages, "a wake on a CPU computes no first steps"
 
 
-async def test_results_can_be_iterated(make_group: MakeGroup) -> None:
-    group = make_group(1)
+async def test_results_can_be_iterated(make_forked_group: MakeGroup) -> None:
+    group = make_forked_group(1)
     await group.start()
     group.submit(StepPlan(0))
     group.submit(StepPlan(1))

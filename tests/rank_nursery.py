@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import sys
 from contextlib import suppress
 
 import torch
 
 from services.common.lifeline import PARENT_VARIABLE
-from services.worker.rank import process  # noqa: F401 - ranks find it imported
-from services.worker.rank.entry import run_rank
-from services.worker.rank.loading import load
+from services.worker.protocol.rank_config import SETTINGS_VARIABLE, RankSettings
+from services.worker.rank import loading, process  # noqa: F401 - ranks find them imported
 
 
 def main() -> None:
@@ -33,7 +33,12 @@ def _run(environment: dict[str, str]) -> int:
     os.environ.clear()
     os.environ.update(environment | {PARENT_VARIABLE: str(os.getppid())})
     torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
-    return run_rank(f"{load.__module__}:{load.__name__}")
+    module = RankSettings.from_json(environment[SETTINGS_VARIABLE]).config.rank_module
+    try:
+        runpy.run_module(module, run_name="__main__")
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
 
 
 if __name__ == "__main__":

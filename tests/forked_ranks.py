@@ -1,6 +1,6 @@
-"""Engines whose ranks are forked from a process that has imported torch: each rank would import for two seconds.
+"""Ranks that are forked from a process that has imported torch: each rank would import for two seconds.
 
-For tests of what ranks compute; the launcher of ranks is that of every other test.
+For tests of what ranks do; other tests start ranks as workers do.
 """
 
 from __future__ import annotations
@@ -13,30 +13,11 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
-from typing import Any
-from unittest.mock import patch
+from contextlib import suppress
 
 from services.common.cores import usable_cores
-from services.worker.engine.base import Engine
-from services.worker.native.opening import open_native
-from services.worker.process.launcher import Launcher, rank_environment
+from services.worker.process.launcher import rank_environment
 from services.worker.protocol.rank_config import RankSettings
-from services.worker.settings import WorkerSettings
-from tests.integration.worker_engine.engines import serving
-from tests.unit.worker.engine.stand_ins import NoObserver
-
-
-@asynccontextmanager
-async def forked(folder: Path, **settings: Any) -> AsyncGenerator[Engine, None]:
-    """The native engine of a model of 128 positions, which computes chunks of 13 rows on forked ranks."""
-    settings |= {"model": str(folder), "dtype": "float32", "max_model_len": 128, "max_batched_tokens": 13}
-    chosen = WorkerSettings(**settings)
-    with patch.object(Launcher, "spawn", ForkedRanks.spawn):
-        async with serving(await open_native(chosen, folder, NoObserver(), NoObserver())) as engine:
-            yield engine
 
 
 class ForkedRanks:
@@ -80,7 +61,7 @@ def _wait(pidfd: int) -> None:
 @functools.cache
 def _nursery() -> subprocess.Popen[str]:
     """The process that has imported torch. It ends with its input, and its ranks with it."""
-    command = [sys.executable, "-m", "tests.integration.worker_engine.nursery"]
+    command = [sys.executable, "-m", "tests.rank_nursery"]
     # OpenMP reads the policy when torch is imported; see `rank_environment`.
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
