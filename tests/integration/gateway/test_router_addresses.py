@@ -13,6 +13,7 @@ from ryzanstein.v1 import routing_pb2
 
 from services.common.router_addresses import RouterAddresses
 from services.gateway.settings import GatewaySettings
+from services.gateway.upstream import router
 from services.gateway.upstream.patience import StartPatience
 from services.gateway.upstream.router import RouterClient
 from services.router.settings import RouterSettings
@@ -114,6 +115,21 @@ async def test_every_router_behind_the_name_gets_the_reports() -> None:
             client.report(routing_pb2.Outcome(request_id="b"))
             await eventually(lambda: two.outcomes and len(one.outcomes) == 2)
             assert [outcome.request_id for outcome in two.outcomes] == ["b"]
+
+
+async def test_loop_that_follows_routers_ends_when_sending_reports_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the gateway ends, and does not leave the routers without reports."""
+
+    async def fail(endpoint: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(router, "_send_reports", fail)
+    client = RouterClient(RouterAddresses(["127.0.0.1:1"]), route_timeout_s=5)
+    try:
+        with pytest.raises(ExceptionGroup):
+            await asyncio.wait_for(client.follow_routers(), 30)
+    finally:
+        await client.close()
 
 
 async def test_a_gateway_finds_its_router_by_name(stack: GatewayStack) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import socket
 
+import httpx
 import pytest
 
-from services.common.lifecycle import StartupError
-from services.gateway.main import running_gateway
+from services.common.lifecycle import GaveUpError, StartupError
+from services.common.ports import free_port
+from services.gateway.main import running_gateway, serve
+from services.gateway.names.table import RouteTable
 from tests.integration.gateway.fleet import Worker
 from tests.integration.gateway.gateways import GatewayStack, eventually, fast_settings, running_stack
+from tests.integration.gateway.placing import running_fleet
 
 
 async def test_a_taken_port_is_named() -> None:
@@ -69,3 +73,39 @@ async def test_a_gateway_that_reaches_no_router_or_no_worker_is_not_ready() -> N
             await unreachable.start()
             await eventually(lambda: late.ready)
             await unreachable.stop()
+
+
+async def test_gateway_drains_and_gives_up_when_a_loop_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its knowledge would grow old, and its readiness would hide that."""
+    broken, refresh = asyncio.Event(), RouteTable.refresh
+
+    async def refresh_until_broken(table: RouteTable) -> None:
+        if broken.is_set():
+            raise ZeroDivisionError
+        await refresh(table)
+
+    monkeypatch.setattr(RouteTable, "refresh", refresh_until_broken)
+    worker = Worker("w0", step_s=0.1)
+    async with running_fleet([worker]) as router, httpx.AsyncClient(trust_env=False, timeout=120) as http:
+        settings = fast_settings(
+            router_addresses=router.address, gateway_port=free_port(), drain_delay_s=1.0, drain_timeout_s=60.0
+        )
+        url = f"http://127.0.0.1:{settings.gateway_port}"
+        serving = asyncio.create_task(serve(settings, asyncio.Event()))
+
+        async def readiness() -> int:
+            try:
+                return (await http.get(f"{url}/readyz")).status_code
+            except httpx.ConnectError:
+                return 0
+
+        while await readiness() != 200:  # noqa: ASYNC110  # no event tells
+            await asyncio.sleep(0.05)
+        answer = asyncio.create_task(http.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 50}))
+        await eventually(lambda: worker.submits)
+        broken.set()
+        while await readiness() == 200:  # noqa: ASYNC110  # no event tells
+            await asyncio.sleep(0.05)
+        assert (await answer).json()["usage"]["completion_tokens"] == 50
+        with pytest.raises(GaveUpError, match=r"RouteTable\.run has ended: ZeroDivisionError"):
+            await serving

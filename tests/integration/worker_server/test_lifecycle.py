@@ -15,6 +15,7 @@ from redis import Redis
 from ryzanstein.v1 import worker_pb2 as pb
 
 from services.common.keys import RedisKeys
+from services.common.leases import LeaseTable
 from services.common.lifecycle import GaveUpError
 from services.common.ports import free_port
 from services.common.rpc import open_channel
@@ -378,3 +379,20 @@ async def test_the_same_id_again_replaces_the_earlier_request(gateway: FakeGatew
     assert not first.end.is_set()
     assert second.ids == generate([2], 20, pb.Sampling())
     await gateway.wait_state(lambda state: state.running == 0)
+
+
+async def test_worker_hands_requests_off_and_gives_up_when_a_loop_ends(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(GaveUpError, match=r"LeaseKeeper\.run has ended: ZeroDivisionError"):  # noqa: PT012
+        async with running_worker(redis_url) as worker, FakeGateway(worker.address) as gateway:
+            await gateway.wait_serving()
+            worker.group.step_s = 0.1
+            answer = await gateway.submit([1, 2], max_tokens=200)
+            monkeypatch.setattr(LeaseTable, "write", fail)
+            await asyncio.wait_for(answer.end.wait(), 60)
+            assert answer.last.handoff.reason == pb.Handoff.REASON_DRAIN
+            await until(worker.task.done)

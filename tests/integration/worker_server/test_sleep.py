@@ -252,3 +252,20 @@ async def test_orders_in_any_sequence_leave_a_worker_that_serves(worker: Running
 
     await asyncio.wait_for(serves(), 60)
     assert (await gateway.complete(PROMPT)).ids == TOKENS
+
+
+async def test_worker_ends_when_a_wake_raises_an_unexpected_error(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would wake for ever, and count as ready."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
+        async with running_worker(redis_url) as worker, FakeGateway(worker.address) as gateway:
+            await gateway.wait_state(lambda state: state.computed_tokens >= 135)
+            await gateway.stub.Sleep(pb.SleepRequest())
+            monkeypatch.setattr(native.NativeEngine, "_open", fail)
+            await gateway.stub.Wake(pb.WakeRequest())
+            await until(worker.task.done)
