@@ -184,6 +184,8 @@ def test_of_equal_costs_the_fewest_requests_decide() -> None:
     assert costs.max() <= costs.min() * 1.02 + 1
     chosen = {choose("cost", snapshot, Query(100, 64, request_key=hash64(f"r{i}"))) for i in range(100)}
     assert chosen == {1, 3}
+    pair = snapshot_of([LabWorker(load=1), LabWorker()])
+    assert {choose("cost", pair, Query(100, 64, request_key=key)) for key in range(8)} == {1}
 
 
 def test_round_robin_takes_turns() -> None:

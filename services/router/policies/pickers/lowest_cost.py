@@ -26,7 +26,7 @@ class LowestCost(Picker):
     def pick(self, candidates: Candidates) -> Pick:
         """One of the tied workers."""
         ties = (candidates.costs <= candidates.cheapest() * self.factor + self.ms).nonzero()[0]
-        if len(ties) > 1:  # busy workers seldom tie, and this doubles the time of a pick
+        if len(ties) > 1:  # a single one needs no comparison, which would take as long as the rest
             load = candidates.snapshot.load[ties]
             ties = ties[load == load[load.argmin()]]
         return Pick(int(ties[candidates.query.request_key % len(ties)]), "lowest cost")
